@@ -1,0 +1,50 @@
+"""Federated bilevel optimisation on submodels that fit each client."""
+
+from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
+from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
+from rabo.hypergradients import (
+    ConjugateGradient,
+    CoordinateDifference,
+    DirectionalDifference,
+    LiteralCoordinateDifference,
+    Neumann,
+    Unrolled,
+)
+from rabo.masks import Full, Importance, Magnitude, Random, Rolling, Segments, Static
+from rabo.problem import Batch, BilevelProblem, Problem
+from rabo.resources import Budget
+from rabo.solve import Client, Federation, Result, Round, solve
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RABO",
+    "RAFBO",
+    "Batch",
+    "BilevelProblem",
+    "Budget",
+    "Client",
+    "ClientError",
+    "ConjugateGradient",
+    "CoordinateDifference",
+    "DirectionalDifference",
+    "Federation",
+    "Full",
+    "Importance",
+    "LiteralCoordinateDifference",
+    "Magnitude",
+    "Neumann",
+    "NonFiniteError",
+    "Problem",
+    "Random",
+    "Result",
+    "Rolling",
+    "Round",
+    "Segments",
+    "State",
+    "Static",
+    "StepSizeWarning",
+    "Unrolled",
+    "UnsupportedModelError",
+    "solve",
+]

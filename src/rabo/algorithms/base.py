@@ -1,0 +1,99 @@
+"""What an algorithm is: a state, and a round that takes it to the next."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from rabo.channels import Channels
+from rabo.masks import MaskPolicy, Whole
+from rabo.problem import Batch, BilevelProblem
+from rabo.runtimes.base import Local, Runtime, Task
+from rabo.seeding import stream
+from rabo.submodel import Cut
+from rabo.tree import Params
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run needs to go on: x_q, y_q and what an algorithm carries beside them."""
+
+    round: int
+    x: Params
+    y: Params
+    vectors: Mapping[str, Params] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who takes part in a round, at which width, and the channels they are cut along."""
+
+    channels: Channels
+    widths: Mapping[int, float]
+
+
+class Algorithm(Protocol):
+    """A published method: frozen choices, no accounts, no sockets."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def init(self, problem: BilevelProblem) -> State: ...
+
+    def prepare(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        """Measure what the run needs before its first round, and warn of what will fail."""
+        ...
+
+    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State: ...
+
+
+class Cuts(Mapping[int, Cut]):
+    """The cut of every client; tensors of clients that share a cut are extracted once."""
+
+    def __init__(self, policy: MaskPolicy, state: State, cohort: Cohort, seed: int):
+        whole = Whole(cohort.channels, state.x, state.y)
+        shared: dict[float, Cut] = {}
+        self._cuts: dict[int, Cut] = {}
+        for client, width in cohort.widths.items():
+            if policy.shared and width in shared:
+                self._cuts[client] = shared[width]
+                continue
+            generator = stream(seed, state.round, client, "mask")
+            chosen = policy(whole, width, client, state.round, generator)
+            self._cuts[client] = shared[width] = chosen
+
+    def extract(self, level: Literal["x", "y"], full: Params) -> Callable[[int], Params]:
+        """Return what each client gets of full tensors, extracted once per cut."""
+        made: dict[int, Params] = {}
+
+        def part_of(client: int) -> Params:
+            part = getattr(self._cuts[client], level)
+            if id(part) not in made:
+                made[id(part)] = part.extract(full)
+            return made[id(part)]
+
+        return part_of
+
+    def __getitem__(self, client: int) -> Cut:
+        return self._cuts[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._cuts)
+
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+
+def draw(local: Local, task: Task, purpose: str | int) -> Batch:
+    """Draw ξ and ζ for one step, or once for the whole round where the problem says so."""
+    path = (task.seed, task.round, local.client, "batch")
+    if local.problem.redraw == "step":
+        return local.problem.batch(stream(*path, purpose))
+    if "batch" not in local.memory:
+        local.memory["batch"] = local.problem.batch(stream(*path, "round"))
+    return local.memory["batch"]
+
+
+def spread(y: Params, copies: int) -> Params:
+    """Give every copy of y (one per task) the same start."""
+    return y if copies == 1 else {k: v.expand(copies, *v.shape) for k, v in y.items()}

@@ -1,0 +1,38 @@
+"""An exchange that measures how curved the clients' inner problems are."""
+
+from rabo.algorithms.base import Cuts, State, draw, spread
+from rabo.curvature import lanczos
+from rabo.errors import NonFiniteError
+from rabo.hypergradients.linearisation import Exact, View
+from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.seeding import stream
+
+NUM_PRODUCTS = 10
+
+
+def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> float:
+    """Return l_{g,1}: the largest over the clients that answer."""
+    x, y = cuts.extract("x", state.x), cuts.extract("y", state.y)
+    tasks = (
+        (client, Task(seed, state.round, cut, {"x": x(client), "y": y(client)}))
+        for client, cut in cuts.items()
+    )
+    found = [reply.scalars["largest"] for _, reply in runtime.map(measure_curvature, tasks)]
+    largest = max(found, default=0.0)
+    if not largest > 0:
+        raise NonFiniteError(
+            f"the inner losses must be curved in y to choose beta, got l_g1 = {largest:g}; add a "
+            "regulariser to the inner loss, or give beta as a number"
+        )
+    return largest
+
+
+def measure_curvature(task: Task, local: Local) -> Reply:
+    """On the client: l_{g,1} and μ_g of its submodel, from ten Hessian products."""
+    problem = local.problem
+    batch = draw(local, task, "curvature")
+    y = spread(task.arrays["y"], problem.copies)
+    system = Exact(View(problem, task.arrays["x"], y, batch))
+    generator = stream(task.seed, task.round, local.client, "lanczos")
+    found = lanczos(system.product, system.rhs, NUM_PRODUCTS, generator)
+    return Reply({}, {"largest": found.largest, "smallest": found.smallest})

@@ -1,0 +1,103 @@
+"""One linear system over all clients: Σ_i ∇²_yy g_i·v = Σ_i ∇_y f_i (erratum 6)."""
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from torch import Tensor
+
+from rabo.algorithms.base import Cuts, State, draw
+from rabo.hypergradients.linearisation import (
+    HypergradientEstimator,
+    ImplicitEstimator,
+    Linearisation,
+)
+from rabo.runtimes.base import Local, Reply, Runtime, Task, Work
+from rabo.submodel import CoveredMean
+from rabo.tree import Params, flatten, leaves, replace_leaves, unflatten
+
+NO_SCALARS: Mapping[str, float] = {}
+
+
+class GlobalHessian:
+    """Client and server side of a federated solve; every product is one exchange.
+
+    Departs from line 23, where each client inverts its own Hessian: the mean of local
+    hypergradients is not ∇Φ when clients differ, however small the steps. Sums, not means over the
+    covering clients, keep the operator symmetric when clients hold different entries.
+    """
+
+    hypergradient: HypergradientEstimator
+    seed: int
+
+    def solve_globally(
+        self, state: State, cuts: Cuts, present: set[int], runtime: Runtime
+    ) -> Iterator[tuple[int, Reply]]:
+        """Yield ∇_x f_i − ∇²_xy g_i·v of every client that answers all exchanges."""
+
+        def exchange(work: Work, name: str, vector: Params) -> Tensor:
+            total, answered = CoveredMean(state.y), set()
+            for client, reply in runtime.map(work, self._ask(state, cuts, present, name, vector)):
+                total.add(cuts[client].y, reply.arrays["slope"])
+                answered.add(client)
+            present.intersection_update(answered)
+            return flatten(leaves(total.total))
+
+        def product(p: Tensor) -> Tensor:
+            return exchange(self.hessian_product, "v", _as_params(p, state.y))
+
+        rhs = exchange(self.outer_slope, "y", state.y)
+        solution = self._implicit.solve(product, rhs)
+        v = _as_params(solution.v, state.y)
+        found = {"residual": float(solution.residual)}
+        yield from runtime.map(self.pull_back, self._ask(state, cuts, present, "v", v, found))
+
+    @property
+    def _implicit(self) -> ImplicitEstimator:
+        return cast(ImplicitEstimator, self.hypergradient)
+
+    def outer_slope(self, task: Task, local: Local) -> Reply:
+        """On the client: linearise at y_{q+1}, answer ∇_y f_i."""
+        if local.problem.copies > 1:
+            raise ValueError("hessian='global' needs one y for all, got a problem with copies of y")
+        local.memory["y"] = task.arrays["y"]
+        return _reply(self._system(task, local).rhs, local)
+
+    def hessian_product(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇²_yy g_i·v."""
+        system = self._system(task, local)
+        return _reply(system.product(flatten(leaves(task.arrays["v"]))), local)
+
+    def pull_back(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_x f_i − ∇²_xy g_i·v."""
+        system = self._system(task, local)
+        return Reply({"x": system.pull_back(flatten(leaves(task.arrays["v"])))}, task.scalars)
+
+    def _system(self, task: Task, local: Local) -> Linearisation:
+        """Return the linearised problem; rebuilt from x and y where memory does not hold graphs."""
+        if "system" not in local.memory:
+            batch = draw(local, task, "outer")
+            x, y = local.memory["x"], local.memory["y"]
+            local.memory["system"] = self._implicit.linearise(local.problem, x, y, batch)
+        return local.memory["system"]
+
+    def _ask(
+        self,
+        state: State,
+        cuts: Cuts,
+        clients: set[int],
+        name: str,
+        vector: Params,
+        scalars: Mapping[str, float] = NO_SCALARS,
+    ) -> Iterator[tuple[int, Task]]:
+        part_of = cuts.extract("y", vector)
+        for client in sorted(clients):
+            arrays = {name: part_of(client)}
+            yield client, Task(self.seed, state.round, cuts[client], arrays, scalars)
+
+
+def _as_params(flat: Tensor, like: Params) -> Params:
+    return replace_leaves(like, unflatten(flat, leaves(like)))
+
+
+def _reply(flat: Tensor, local: Local) -> Reply:
+    return Reply({"slope": _as_params(flat, local.memory["y"])})

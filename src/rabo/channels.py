@@ -1,0 +1,120 @@
+"""Which positions of which tensors are kept or dropped together.
+
+A *group* is a set of coupled dimensions (a residual stream, a hidden layer); its *units* are what
+a submodel keeps or drops as a whole: a channel with all its weights, biases and norm parameters,
+an attention head, a norm group. Tensors are named "x.NAME" and "y.NAME".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rabo.tree import Params
+
+ALWAYS = -1  # the unit of a position that every submodel keeps
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """Groups of units, and for each dimension of each tensor the unit of every position."""
+
+    units: Mapping[str, int]
+    axes: Mapping[str, Mapping[int, Tensor]]
+    shapes: Mapping[str, tuple[int, ...]]
+    whole: Mapping[str, str] = field(default_factory=dict)  # what is never cut, and why
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """The first unit of each group in the numbering over all groups."""
+        starts = accumulate(self.units.values(), initial=0)
+        return dict(zip(self.units, starts, strict=False))
+
+    @property
+    def num_units(self) -> int:
+        return sum(self.units.values())
+
+    def importance(self, x: Params, y: Params) -> Tensor:
+        """Return the sum of squared weights that belong to each unit."""
+        params = {f"x.{k}": v for k, v in x.items()} | {f"y.{k}": v for k, v in y.items()}
+        device = next(iter(params.values())).device if params else None
+        scores = torch.zeros(self.num_units + 1, dtype=torch.float64, device=device)
+        for name, dims in self.axes.items():
+            squares = params[name].detach().square()
+            for dim, units in dims.items():
+                others = [d for d in range(squares.dim()) if d != dim]
+                per_position = squares.sum(others) if others else squares
+                scores.index_add_(0, units.to(device), per_position.double())
+        return scores[:-1]  # the last one collected the positions that are always kept
+
+    def restricted_to(self, level: str) -> "Channels":
+        """Cut only tensors of x (or of y): a group that also touches the other level is whole."""
+        other = {"x": "y.", "y": "x."}[level]
+        touched = {
+            group
+            for group, start in self.offsets.items()
+            for name, dims in self.axes.items()
+            if name.startswith(other)
+            for units in dims.values()
+            if ((units >= start) & (units < start + self.units[group])).any()
+        }
+        return self.without(dict.fromkeys(touched, f"joins x and y; only {level} is cut"))
+
+    def without(self, whole: Mapping[str, str]) -> "Channels":
+        """Keep some groups whole, with the reason."""
+        units = {group: n for group, n in self.units.items() if group not in whole}
+        renumber = torch.full((self.num_units + 1,), ALWAYS)
+        start = 0
+        for group, n in units.items():
+            old = self.offsets[group]
+            renumber[old : old + n] = torch.arange(start, start + n)
+            start += n
+        axes = {}
+        for name, dims in self.axes.items():
+            kept = {dim: renumber[u.cpu()] for dim, u in dims.items()}
+            kept = {dim: u for dim, u in kept.items() if (u != ALWAYS).any()}
+            if kept:
+                axes[name] = kept
+        return Channels(units, axes, self.shapes, {**self.whole, **whole})
+
+
+def shapes_of(x: Params, y: Params) -> dict[str, tuple[int, ...]]:
+    return {f"x.{k}": tuple(v.shape) for k, v in x.items()} | {
+        f"y.{k}": tuple(v.shape) for k, v in y.items()
+    }
+
+
+def declare(axes: Mapping[str, Sequence[str | None]], x: Params, y: Params) -> Channels:
+    """Name the dimensions by hand: equal labels are cut together, None is kept whole.
+
+    `declare({"x.w": ("hidden", None), "y.v": (None, "hidden")}, x, y)` couples the rows of x.w with
+    the columns of y.v.
+    """
+    shapes = shapes_of(x, y)
+    units: dict[str, int] = {}
+    for name, labels in axes.items():
+        if name not in shapes:
+            raise ValueError(f"axes must name parameters of x or y, got {name!r}; {list(shapes)}")
+        if len(labels) != len(shapes[name]):
+            raise ValueError(
+                f"axes of {name} must have {len(shapes[name])} labels, got {tuple(labels)}"
+            )
+        for label, size in zip(labels, shapes[name], strict=True):
+            if label is not None and units.setdefault(label, size) != size:
+                raise ValueError(
+                    f"dimensions labelled {label!r} must have one size, got {units[label]} and "
+                    f"{size} in {name}"
+                )
+    offsets = dict(zip(units, accumulate(units.values(), initial=0), strict=False))
+    numbered = {
+        name: {
+            dim: torch.arange(offsets[label], offsets[label] + units[label])
+            for dim, label in enumerate(labels)
+            if label is not None
+        }
+        for name, labels in axes.items()
+    }
+    return Channels(units, {name: dims for name, dims in numbered.items() if dims}, shapes)

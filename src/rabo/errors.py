@@ -1,0 +1,34 @@
+"""The few ways in which things go wrong, each with what to do next."""
+
+import difflib
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss, a gradient or a hypergradient was NaN or infinite."""
+
+
+class UnsupportedModelError(ValueError):
+    """A model whose channels cannot be cut without changing what it computes."""
+
+
+class ClientError(RuntimeError):
+    """Work failed on a client; says which client, in which round, at what."""
+
+    def __init__(self, client: int, round: int, work: str, cause: BaseException):
+        super().__init__(
+            f"client {client} failed in round {round} at {work}: {type(cause).__name__}: {cause}"
+        )
+        self.client, self.round, self.work, self.cause = client, round, work, cause
+
+
+def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """Find a registered name, or say which one was probably meant."""
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(sorted(known))}.")

@@ -1,0 +1,53 @@
+"""Implicit differentiation with a truncated Neumann series."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Generator, Tensor
+
+from rabo.curvature import lanczos
+from rabo.hypergradients.conjugate_gradient import estimate
+from rabo.hypergradients.linearisation import Estimate, Exact, View
+from rabo.hypergradients.solvers import Solution, neumann
+from rabo.problem import Batch, BilevelProblem
+from rabo.seeding import stream
+from rabo.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neumann:
+    """∇_x f − ∇²_xy g·v with v = η Σ_{k<K} (I − η∇²_yy g)^k ∇_y f.
+
+    Converges for η < 2/l_{g,1}; without a step size, η = 1/l_{g,1} is measured.
+    """
+
+    num_terms: int = 10
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_terms < 1:
+            raise ValueError(f"num_terms must be at least 1, got {self.num_terms}")
+        if self.step_size is not None and self.step_size <= 0:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+
+    def __call__(
+        self,
+        problem: BilevelProblem,
+        x: Params,
+        y: Params,
+        batch: Batch,
+        generator: Generator | None = None,
+    ) -> Estimate:
+        return estimate(self.linearise(problem, x, y, batch), self.solve)
+
+    def linearise(self, problem: BilevelProblem, x: Params, y: Params, batch: Batch) -> Exact:
+        return Exact(View(problem, x, y, batch))
+
+    def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
+        step = self.step_size or 1 / safe_curvature(product, rhs)
+        return neumann(product, rhs, self.num_terms, step)
+
+
+def safe_curvature(product: Callable[[Tensor], Tensor], like: Tensor) -> float:
+    """Measure l_{g,1} with ten products from a fixed start."""
+    return lanczos(product, like, 10, stream(0, "curvature")).largest

@@ -1,0 +1,131 @@
+"""Iterative differentiation: backwards through inner gradient steps (ITD)."""
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+import torch
+from torch import Generator, Tensor
+
+from rabo.hypergradients.linearisation import Estimate, Exact, View, gradient
+from rabo.hypergradients.neumann import safe_curvature
+from rabo.problem import Batch, BilevelProblem
+from rabo.tree import Params, leaves, unflatten
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unrolled:
+    """d/dx f(x, y_K(x)) with y_{t+1} = y_t − η∇_y g(x, y_t), started from the given y.
+
+    Only the last `truncation` steps are differentiated. Memory is bounded: every ⌈√K⌉-th y is
+    stored, the others are recomputed segment by segment, and one step's graph lives at a time.
+    The residual is ‖∇_y g(y_K)‖ / ‖∇_y g(y_0)‖.
+    """
+
+    num_steps: int = 20
+    step_size: float | None = None  # None: 1/l_{g,1}, measured
+    truncation: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {self.num_steps}")
+        if self.step_size is not None and self.step_size <= 0:
+            raise ValueError(f"step_size must be positive, got {self.step_size}")
+        if self.truncation is not None and not 1 <= self.truncation <= self.num_steps:
+            raise ValueError(
+                f"truncation must lie in 1..{self.num_steps} (num_steps), got {self.truncation}"
+            )
+
+    def __call__(
+        self,
+        problem: BilevelProblem,
+        x: Params,
+        y: Params,
+        batch: Batch,
+        generator: Generator | None = None,
+    ) -> Estimate:
+        view = View(problem, x, y, batch)
+        sweep = _Sweep(view, self._step(view))
+        skipped = self.num_steps - (self.truncation or self.num_steps)
+        start = sweep.forward(view.flat(leaves(view.y)).detach(), skipped)
+        depth = self.num_steps - skipped
+        marks = sweep.checkpoints(start, depth)
+        slope, outer = view.outer_slopes(view.tree(marks[-1][1]))
+        inner = sweep.backward(marks, slope)
+        residual = sweep.slope(marks[-1][1]).norm() / sweep.first.norm().clamp(min=1e-30)
+        value = view.pull_back(inner, outer)
+        return Estimate(value, residual, self.num_steps, sweep.evaluations + 1).checked()
+
+    def _step(self, view: View) -> float:
+        if self.step_size is not None:
+            return self.step_size
+        system = Exact(view)
+        return 1 / safe_curvature(system.product, system.rhs)
+
+
+class _Sweep:
+    """Inner gradient descent and its reverse."""
+
+    def __init__(self, view: View, step: float):
+        self.view, self.step = view, step
+        self.evaluations = 0
+        self.first = torch.zeros(1)
+
+    def slope(self, flat: Tensor) -> Tensor:
+        y = self.view.tree(flat)
+        self.evaluations += 1
+        return self.view.flat(gradient(self.view.inner(y), leaves(y)))
+
+    def forward(self, flat: Tensor, num_steps: int) -> Tensor:
+        for _ in range(num_steps):
+            flat = self._advance(flat)
+        return flat
+
+    def _advance(self, flat: Tensor) -> Tensor:
+        slope = self.slope(flat)
+        if self.evaluations == 1:
+            self.first = slope
+        return flat - self.step * slope
+
+    def checkpoints(self, flat: Tensor, depth: int) -> list[tuple[int, Tensor]]:
+        """Go forward and store every ⌈√depth⌉-th point, and the last."""
+        stride = ceil(sqrt(depth))
+        marks = [(0, flat)]
+        for t in range(1, depth + 1):
+            flat = self._advance(flat)
+            if t % stride == 0 or t == depth:
+                marks.append((t, flat))
+        return marks
+
+    def backward(self, marks: list[tuple[int, Tensor]], slope: Tensor) -> list[Tensor]:
+        """λ_t = λ_{t+1} − η∇²_yy g(y_t)λ_{t+1}; collect −η∇²_zy g(y_t)λ_{t+1}."""
+        z = leaves(self.view.z_inner)
+        total = [torch.zeros_like(t) for t in z]
+        for (begin, point), (end, _) in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
+            segment = [point]
+            for _ in range(end - begin - 1):
+                segment.append(self.forward(segment[-1], 1))
+            for flat in reversed(segment):
+                pulled, cross = self._reverse(flat, slope, z)
+                slope = slope - self.step * pulled
+                for t, c in zip(total, cross, strict=True):
+                    t.sub_(c, alpha=self.step)
+        return total
+
+    def _reverse(self, flat: Tensor, p: Tensor, z: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return ∇²_yy g·p and ∇²_zy g·p at one point from one graph."""
+        y = self.view.tree(flat)
+        y_leaves = leaves(y)
+        slopes = gradient(self.view.inner(y), y_leaves, create_graph=True)
+        self.evaluations += 2
+        pairs = zip(slopes, unflatten(p, y_leaves), strict=True)
+        used = [(slope, part) for slope, part in pairs if slope.requires_grad]
+        if not used:
+            return torch.zeros_like(p), [torch.zeros_like(t) for t in z]
+        swept = torch.autograd.grad(
+            [s for s, _ in used],
+            y_leaves + z,
+            [part for _, part in used],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return self.view.flat(list(swept[: len(y_leaves)])), list(swept[len(y_leaves) :])

@@ -1,0 +1,154 @@
+"""What a run costs and whom it covers; wraps any runtime, so no algorithm keeps accounts."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rabo.metering import Cost
+from rabo.runtimes.base import Reply, Runtime, Task, Work
+from rabo.submodel import Part
+from rabo.tree import Params, num_bytes
+
+Level = Literal["x", "y"]
+
+
+class Entry(NamedTuple):
+    """One exchange with one client."""
+
+    round: int
+    client: int
+    phase: str
+    cost: Cost
+    scalars: Mapping[str, float]
+
+
+class Coverage(NamedTuple):
+    """Who trained what in one round, for x or for y."""
+
+    minimum: int  # min_s C^s_q over trained entries s
+    num_trained: int  # |K_q|
+    ever_trained: float  # fraction of entries trained in any round so far
+    mask_noise: float  # w: max_i ‖θ − θ⊙m_i‖ / ‖θ‖
+
+
+@dataclass
+class Ledger:
+    """Counts bytes exactly from what travels, adds up what clients measured, follows coverage."""
+
+    runtime: Runtime
+    total: Cost = field(default_factory=Cost)
+    by_phase: dict[str, Cost] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)  # of the round under way
+    trained: dict[Level, dict[str, Tensor]] = field(default_factory=lambda: {"x": {}, "y": {}})
+    minimum: dict[Level, int | None] = field(default_factory=lambda: {"x": None, "y": None})
+    _parts: dict[Level, Counter[Part]] = field(default_factory=dict)
+    _told: set[int] = field(default_factory=set)
+    _full: Mapping[Level, Params] = field(default_factory=dict)
+
+    def begin(self, x: Params, y: Params) -> None:
+        """Open a round on the full model it starts from."""
+        self._full = {"x": x, "y": y}
+        self._parts = {"x": Counter(), "y": Counter()}
+        self._told, self.entries = set(), []
+
+    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
+        sent = dict(tasks)
+        for client, reply in self.runtime.map(work, sent.items()):
+            task = sent[client]
+            down = num_bytes(task.arrays)
+            if client not in self._told:  # the cut travels once a round
+                down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
+                self._told.add(client)
+            cost = reply.cost._replace(bytes_down=down, bytes_up=num_bytes(reply.arrays))
+            self._book(Entry(task.round, client, work.__name__, cost, reply.scalars))
+            if "x" in reply.arrays:
+                self._parts["x"][task.cut.x] += 1
+            if "y" in reply.arrays:
+                self._parts["y"][task.cut.y] += 1
+            yield client, reply
+
+    def end(self) -> dict[Level, Coverage]:
+        """Close the round and say what it covered."""
+        return {"x": self._coverage("x"), "y": self._coverage("y")}
+
+    def round_cost(self) -> Cost:
+        """Return what the round under way has cost so far."""
+        cost = Cost()
+        for entry in self.entries:
+            cost = cost.plus(entry.cost)
+        return cost
+
+    def scalars(self) -> dict[str, float]:
+        """Return the mean over clients of every number they sent along this round."""
+        sent: dict[str, list[float]] = {}
+        for entry in self.entries:
+            for name, value in entry.scalars.items():
+                sent.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in sent.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return coverage over the whole run: C*_x, C*_y and the fraction ever trained."""
+        return {
+            "x_min": self.minimum["x"] or 0,
+            "y_min": self.minimum["y"] or 0,
+            "x_trained": self._fraction("x"),
+            "y_trained": self._fraction("y"),
+        }
+
+    def ever_trained(self, level: Level, params: Params) -> dict[str, Tensor]:
+        """Return parameters with zeros where nobody has ever trained them.
+
+        Departs from lines 16 and 29, under which such entries keep their random start and ruin the
+        full model: a submodel of the trained entries is what the clients optimised.
+        """
+        trained = self.trained[level]
+        return {
+            name: value * trained[name] if name in trained else value * 0
+            for name, value in params.items()
+        }
+
+    def _book(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.total = self.total.plus(entry.cost)
+        self.by_phase[entry.phase] = self.by_phase.get(entry.phase, Cost()).plus(entry.cost)
+
+    def _coverage(self, level: Level) -> Coverage:
+        parts, full = self._parts[level], self._full[level]
+        counts: dict[str, Tensor] = {}
+        for part, times in parts.items():
+            for name, held in part.held().items():
+                counts[name] = counts.get(name, torch.zeros_like(held)) + times * held
+        trained = self.trained[level]
+        least, number = [], 0
+        for name, count in counts.items():
+            positive = count > 0
+            trained[name] = trained.get(name, torch.zeros_like(positive)) | positive
+            number += int(positive.sum()) * (full[name].numel() // max(1, count.numel()))
+            if number and positive.any():
+                least.append(int(count[positive].min()))
+        minimum = min(least, default=0)
+        if least:
+            known = self.minimum[level]
+            self.minimum[level] = minimum if known is None else min(known, minimum)
+        return Coverage(minimum, number, self._fraction(level), self._noise(level))
+
+    def _fraction(self, level: Level) -> float:
+        full = self._full.get(level, {})
+        total = sum(value.numel() for value in full.values())
+        held = sum(
+            float(t.float().mean()) * full[n].numel() for n, t in self.trained[level].items()
+        )
+        return held / total if total else 0.0
+
+    def _noise(self, level: Level) -> float:
+        full, worst = self._full[level], 0.0
+        squares = {name: value.detach().double().square() for name, value in full.items()}
+        total = sum(float(s.sum()) for s in squares.values())
+        for part in self._parts[level]:
+            kept = sum(float((squares[n] * h).sum()) for n, h in part.held().items())
+            worst = max(worst, 1 - kept / total if total else 0.0)
+        return max(worst, 0.0) ** 0.5

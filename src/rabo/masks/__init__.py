@@ -1,0 +1,33 @@
+"""Mask policies, one per file."""
+
+from rabo.masks.full import Full
+from rabo.masks.importance import Importance
+from rabo.masks.magnitude import Magnitude
+from rabo.masks.policy import MaskPolicy, Whole
+from rabo.masks.random import Random
+from rabo.masks.rolling import Rolling
+from rabo.masks.segments import Segments
+from rabo.masks.static import Static
+
+POLICIES = {
+    "full": Full,
+    "importance": Importance,
+    "static": Static,
+    "rolling": Rolling,
+    "random": Random,
+    "segments": Segments,
+    "magnitude": Magnitude,
+}
+
+__all__ = [
+    "POLICIES",
+    "Full",
+    "Importance",
+    "Magnitude",
+    "MaskPolicy",
+    "Random",
+    "Rolling",
+    "Segments",
+    "Static",
+    "Whole",
+]

@@ -1,0 +1,21 @@
+"""Every client trains everything."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from rabo.masks.policy import Whole
+from rabo.submodel import Cut
+
+
+@dataclass(frozen=True)
+class Full:
+    """Keep all units, whatever the capacity."""
+
+    shared = True
+
+    def __call__(
+        self, whole: Whole, width: float, client: int, round: int, generator: Generator
+    ) -> Cut:
+        return whole.take({g: torch.arange(n) for g, n in whole.channels.units.items()}, 1.0)

@@ -1,0 +1,101 @@
+"""What a piece of work costs, counted by running it."""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+T = TypeVar("T")
+
+
+class Cost(NamedTuple):
+    """What one client spent on one piece of work."""
+
+    multiply_adds: int = 0
+    peak_memory_bytes: int = 0
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def plus(self, other: "Cost") -> "Cost":
+        """Add what adds up; memory is the larger of the two."""
+        return Cost(
+            self.multiply_adds + other.multiply_adds,
+            max(self.peak_memory_bytes, other.peak_memory_bytes),
+            self.seconds + other.seconds,
+            self.bytes_down + other.bytes_down,
+            self.bytes_up + other.bytes_up,
+        )
+
+
+class Counter(TorchDispatchMode):
+    """Counts multiply-adds with torch's own formulas, and follows the bytes of live tensors.
+
+    torch's FlopCounterMode hooks modules, which fails for gradients with respect to leaves; its
+    registry of formulas does not.
+    """
+
+    def __init__(self, held: int = 0):
+        super().__init__()
+        self.flops = 0
+        self.now = self.peak = held
+        self._alive: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = _FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, Tensor):
+                self._follow(item)
+        return result
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._alive:
+            return
+        self._alive[key] = weakref.ref(storage, lambda _: self._release(key, size))
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _release(self, key: int, size: int) -> None:
+        self._alive.pop(key, None)
+        self.now -= size
+
+
+# torch counts matrix products and convolutions; problems made of matrices also need these two
+_FORMULAS = {
+    **flop_registry,
+    torch.ops.aten.mv: lambda a, b, *_, **__: 2 * a.numel(),
+    torch.ops.aten.dot: lambda a, b, *_, **__: 2 * a.numel(),
+}
+
+
+def measure(work: Callable[[], T], held: int = 0) -> tuple[T, Cost]:
+    """Run work once and count its multiply-adds and the peak of live tensor bytes."""
+    start = time.perf_counter()
+    with Counter(held) as counter:
+        result = work()
+    return result, Cost(counter.flops // 2, counter.peak, time.perf_counter() - start)
+
+
+class Meter:
+    """Counts each kind of work once per shape and remembers it; seconds are taken every time."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Cost] = {}
+
+    def run(self, key: Any, work: Callable[[], T], held: int = 0) -> tuple[T, Cost]:
+        if key not in self._known:
+            result, self._known[key] = measure(work, held)
+            return result, self._known[key]
+        start = time.perf_counter()
+        result = work()
+        return result, self._known[key]._replace(seconds=time.perf_counter() - start)

@@ -1,0 +1,270 @@
+"""One client's share of the bilevel problem (Eq. 2), from losses and parameters or modules."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call, vmap
+
+from rabo.channels import Channels, declare, shapes_of
+from rabo.compact import Chain, Structure, narrow, uses_batch_statistics
+from rabo.discovery import find_structure
+from rabo.submodel import Cut, Submodel
+from rabo.tree import Params, leaves, map_leaves, shapes
+
+
+class Batch(NamedTuple):
+    """What one evaluation sees: ξ for the inner loss g, ζ for the outer loss f."""
+
+    inner: Any
+    outer: Any
+
+
+class BilevelProblem(Protocol):
+    """min_x f(x, y*(x)) with y*(x) = argmin_y g(x, y), as far as one client knows it.
+
+    The losses see x through `features`: z(x). Where y is a head on a backbone x, they are what is
+    computed once and reused; elsewhere z = x.
+    """
+
+    @property
+    def channels(self) -> Channels: ...
+
+    @property
+    def copies(self) -> int:
+        """How many independent copies of y the client trains (1, or one per task)."""
+        ...
+
+    @property
+    def redraw(self) -> Literal["step", "round"]:
+        """Whether every step draws its own batch, or one batch serves a whole round."""
+        ...
+
+    def start(self) -> tuple[Params, Params]:
+        """Return x_0 and y_0."""
+        ...
+
+    def batch(self, generator: Generator) -> Batch: ...
+
+    def features(self, x: Params, part: Any) -> Any:
+        """Return z(x) on one part of a batch."""
+        ...
+
+    def inner(self, z: Any, y: Params, part: Any) -> Tensor:
+        """Return g_i."""
+        ...
+
+    def outer(self, z: Any, y: Params, part: Any) -> Tensor:
+        """Return f_i."""
+        ...
+
+    def restrict(self, cut: Cut) -> "BilevelProblem":
+        """Return the same problem on smaller tensors."""
+        ...
+
+    @property
+    def shape_key(self) -> Any:
+        """Equal for problems that cost the same."""
+        ...
+
+
+class Bound(Mapping[str, Tensor]):
+    """A module with given parameters: call it, or look a parameter up by name.
+
+    With several copies, parameters and inputs have a leading dimension that runs over them.
+    """
+
+    def __init__(self, module: nn.Module, params: Params, copies: int = 1):
+        self._module, self._params, self._copies = module, params, copies
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._copies == 1:
+            return functional_call(self._module, dict(self._params), inputs)
+        return vmap(lambda params, *each: functional_call(self._module, params, each))(
+            dict(self._params), *inputs
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._params[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._params)
+
+    def __len__(self) -> int:
+        return len(self._params)
+
+
+class _Definition:
+    """What all clients of a problem share: parameters, channels, and narrowed modules."""
+
+    def __init__(self, problem: "Problem"):
+        self.problem = problem
+        parts = (problem.x, problem.y)
+        self.modules = [
+            uses_batch_statistics(p) if isinstance(p, nn.Module) else None for p in parts
+        ]
+        self.params = (_parameters(problem.x), _parameters(problem.y))
+        self._narrowed: dict[Any, Chain] = {}
+
+    @cached_property
+    def structure(self) -> Structure:
+        problem, (x, y) = self.problem, self.params
+        if problem.prune == "none":
+            return Structure(Channels({}, {}, shapes_of(x, y)), ())
+        if problem.axes is not None:
+            found = Structure(declare(problem.axes, x, y), ())
+        elif all(module is None for module in self.modules):
+            return Structure(Channels({}, {}, shapes_of(x, y)), ())
+        else:
+            found = self._discover()
+        if problem.prune in ("x", "y"):
+            found = Structure(found.channels.restricted_to(problem.prune), found.resizes)
+        return found
+
+    def _discover(self) -> Structure:
+        if self.problem.example is None:
+            raise ValueError(
+                "a problem made of modules needs example= (a batch of inputs) to find the channels "
+                "that belong together; give one, declare axes=, or set prune='none'"
+            )
+        chain = Chain(*self.modules)
+        found = find_structure(chain, self.problem.example)
+        shapes_all = shapes_of(*self.params)
+        return Structure(
+            Channels(found.channels.units, found.channels.axes, shapes_all, found.channels.whole),
+            found.resizes,
+        )
+
+    def narrowed(self, cut: Cut) -> tuple[nn.Module | None, nn.Module | None]:
+        """Return the modules in the shapes of a cut, made once per shape."""
+        if cut.widths not in self._narrowed:
+            chain = narrow(Chain(*self.modules), self.structure, dict(cut.widths))
+            self._narrowed[cut.widths] = chain
+        chain = self._narrowed[cut.widths]
+        return (
+            chain.x if self.modules[0] is not None else None,
+            chain.y if self.modules[1] is not None else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """A bilevel problem from two losses and two parameter trees, or modules.
+
+    `inner(x, y, data)` is g and `outer(x, y, data)` is f. A tree arrives as a mapping of tensors, a
+    module as something to call. With `features(x, data)`, the losses get its result in place of x.
+    Every client binds its own data with `on`.
+    """
+
+    inner: Callable[[Any, Any, Any], Tensor]
+    outer: Callable[[Any, Any, Any], Tensor]
+    x: nn.Module | Params
+    y: nn.Module | Params
+    features: Callable[[Any, Any], Any] | None = None
+    example: Any = None
+    axes: Mapping[str, Sequence[str | None]] | None = None
+    prune: Literal["both", "x", "y", "none"] = "both"
+    batch_size: int | None = None
+    redraw: Literal["step", "round"] = "step"
+    copies: int = 1
+    definition: _Definition = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.prune not in ("both", "x", "y", "none"):
+            raise ValueError(f"prune must be both, x, y or none, got {self.prune!r}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.copies < 1:
+            raise ValueError(f"copies must be at least 1, got {self.copies}")
+        object.__setattr__(self, "definition", _Definition(self))
+
+    def on(self, *, inner: Any, outer: Any) -> "ClientProblem":
+        """Bind one client's data: training data for g, validation data for f."""
+        for level, part in (("inner", inner), ("outer", outer)):
+            sizes = {len(t) for t in leaves(part) if t.dim()}
+            if self.batch_size is not None and len(sizes) != 1:
+                raise ValueError(f"tensors of {level} data must have one length, got {sizes}")
+        return ClientProblem(self, Batch(inner, outer))
+
+
+@dataclass(frozen=True, eq=False)
+class ClientProblem:
+    """A problem with one client's data; satisfies `BilevelProblem`."""
+
+    problem: Problem
+    data: Batch
+    cut: Cut | None = None
+
+    @property
+    def channels(self) -> Channels:
+        return self.problem.definition.structure.channels
+
+    @property
+    def copies(self) -> int:
+        return self.problem.copies
+
+    @property
+    def redraw(self) -> Literal["step", "round"]:
+        return self.problem.redraw
+
+    def start(self) -> tuple[Params, Params]:
+        return self.problem.definition.params
+
+    def batch(self, generator: Generator) -> Batch:
+        if self.problem.batch_size is None:
+            return self.data
+        return Batch(self._draw(self.data.inner, generator), self._draw(self.data.outer, generator))
+
+    def features(self, x: Params, part: Any) -> Any:
+        if self.problem.features is None:
+            return x
+        return self.problem.features(self._see(0, x), part)
+
+    def inner(self, z: Any, y: Params, part: Any) -> Tensor:
+        return self._loss("inner", z, y, part)
+
+    def outer(self, z: Any, y: Params, part: Any) -> Tensor:
+        return self._loss("outer", z, y, part)
+
+    def restrict(self, cut: Cut) -> "ClientProblem":
+        return replace(self, cut=cut)
+
+    @property
+    def shape_key(self) -> Any:
+        return id(self.problem.definition), shapes(self.data), self.problem.batch_size
+
+    def _loss(self, level: Literal["inner", "outer"], z: Any, y: Params, part: Any) -> Tensor:
+        seen = self._see(0, z) if self.problem.features is None else z
+        loss = getattr(self.problem, level)(seen, self._see(1, y), part)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ValueError(f"the {level} loss must be one number, got {_describe(loss)}")
+        return loss.reshape(())
+
+    def _see(self, level: int, params: Params) -> Any:
+        """Show parameters to a loss: a narrowed module, or a tree with zeros where it was cut."""
+        definition, copies = self.problem.definition, (1, self.problem.copies)[level]
+        module = definition.modules[level]
+        if self.cut is not None:
+            part = (self.cut.x, self.cut.y)[level]
+            if module is not None and isinstance(part, Submodel):
+                module = definition.narrowed(self.cut)[level]
+            else:
+                params = part.expand(params) if copies == 1 else vmap(part.expand)(dict(params))
+        return params if module is None else Bound(module, params, copies)
+
+    def _draw(self, part: Any, generator: Generator) -> Any:
+        length = len(leaves(part)[0])
+        chosen = torch.randperm(length, generator=generator)[: self.problem.batch_size]
+        return map_leaves(lambda t: t[chosen.to(t.device)], part)
+
+
+def _parameters(part: nn.Module | Params) -> dict[str, Tensor]:
+    named = part.named_parameters() if isinstance(part, nn.Module) else part.items()
+    return {name: value.detach().clone() for name, value in named}
+
+
+def _describe(value: Any) -> str:
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,74 @@
+"""What travels between server and clients, and what a runtime must do."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+
+from rabo.errors import ClientError, NonFiniteError
+from rabo.metering import Cost, Meter
+from rabo.problem import BilevelProblem
+from rabo.seeding import seed_of
+from rabo.submodel import Cut
+from rabo.tree import Params, is_finite, leaves, num_bytes, shapes
+
+
+class Task(NamedTuple):
+    """What the server asks of one client in one exchange.
+
+    The cut travels with the first exchange of a round; the client remembers it.
+    """
+
+    seed: int
+    round: int
+    cut: Cut
+    arrays: Mapping[str, Params]
+    scalars: Mapping[str, float] = {}
+
+
+class Reply(NamedTuple):
+    """What a client answers; entries named "x" and "y" train those entries of x and y."""
+
+    arrays: Mapping[str, Params]
+    scalars: Mapping[str, float] = {}
+    cost: Cost = Cost()
+
+
+@dataclass
+class Local:
+    """What a client has at hand while it works. Its memory lasts until the round ends."""
+
+    client: int
+    problem: BilevelProblem  # cut to the client's submodels
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+Work: TypeAlias = Callable[[Task, Local], Reply]
+
+
+class Runtime(Protocol):
+    """Where clients run. A client that dropped out has no reply."""
+
+    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
+        """Let clients work and yield their replies in ascending order of clients."""
+        ...
+
+
+def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
+    """Run one piece of work as a client does: seeded, metered, and checked before it travels."""
+    name = work.__name__
+    held = num_bytes(task.arrays) + num_bytes(local.memory)
+    key = (name, local.problem.shape_key, task.cut.widths, shapes(task.arrays))
+    devices = sorted({t.device.index for t in leaves(task.arrays) if t.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed_of(task.seed, task.round, local.client, name))
+            reply, cost = meter.run(key, lambda: work(task, local), held)
+        if not all(is_finite(params) for params in reply.arrays.values() if params):
+            raise NonFiniteError(
+                f"{name} gave NaN or infinite values; reduce the step sizes, or use beta='auto'"
+            )
+    except Exception as error:
+        raise ClientError(local.client, task.round, name, error) from error
+    return reply._replace(cost=cost)

@@ -1,0 +1,245 @@
+"""Run an algorithm over clients: the one function most users call."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import ceil
+from typing import Any
+
+import torch
+
+from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
+from rabo.errors import lookup
+from rabo.ledger import Coverage, Ledger, Level
+from rabo.metering import Cost
+from rabo.problem import BilevelProblem
+from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
+from rabo.runtimes import InProcess, Runtime
+from rabo.seeding import stream
+from rabo.tree import Params
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client: its share of the problem and what it has.
+
+    `capacity` is a width fraction in (0, 1], a `Budget`, a list with one of these per round, or a
+    function of the round.
+    """
+
+    problem: BilevelProblem
+    capacity: Resources = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.capacity, (int, float)):
+            check_capacity(self.capacity)
+        elif isinstance(self.capacity, Sequence):
+            if not self.capacity:
+                raise ValueError("a trace of capacities must have at least one entry, got none")
+            for entry in self.capacity:
+                if not isinstance(entry, Budget):
+                    check_capacity(entry)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round."""
+
+    round: int
+    metrics: Mapping[str, float]
+    cost: Cost
+    coverage: Mapping[Level, Coverage]
+    present: Mapping[int, float]  # client -> width
+    absent: Mapping[int, str]  # client -> why
+    entries: Sequence[Any] = field(repr=False, default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "metrics": dict(self.metrics),
+            "cost": self.cost._asdict(),
+            "coverage": {level: c._asdict() for level, c in self.coverage.items()},
+            "clients": len(self.present),
+            "absent": {str(client): why for client, why in self.absent.items()},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The solution and its price."""
+
+    x: Params
+    y: Params
+    state: State
+    history: Sequence[Round]
+    cost: Cost
+    full_cost: Cost  # of the same rounds with the full model
+    coverage: Mapping[str, float]
+    ledger: Ledger = field(repr=False)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric."""
+        return {name: v for done in self.history for name, v in done.metrics.items()}
+
+
+Evaluate = Callable[[State, Ledger], Mapping[str, float]]
+
+
+class Federation:
+    """Clients, an algorithm and a runtime; iterate over it to run round after round."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        algorithm: Algorithm,
+        *,
+        participation: float = 1.0,
+        evaluate: Evaluate | None = None,
+        evaluate_every: int = 1,
+        runtime: Runtime | None = None,
+    ):
+        if not clients:
+            raise ValueError("there must be at least one client, got an empty list")
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation must lie in (0, 1], got {participation}")
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+        self.clients, self.algorithm = dict(enumerate(clients)), algorithm
+        self.participation, self.evaluate = participation, evaluate
+        self.evaluate_every = evaluate_every
+        self.template = clients[0].problem
+        self.channels = self.template.channels
+        self.state = algorithm.init(self.template)
+        problems = {i: client.problem for i, client in self.clients.items()}
+        self.ledger = Ledger(runtime or InProcess(problems))
+        self.full_cost = Cost()
+        self._probed: dict[Any, Cost] = {}
+        self._check_capacities()
+
+    def run(self, rounds: int) -> Iterator[Round]:
+        """Yield one record per round; the state advances as the iteration does."""
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        last = self.state.round + rounds
+        if self.state.round == 0:
+            self._prepare()
+        while self.state.round < last:
+            yield self._round(last)
+
+    def cost_at(self, client: int, width: float) -> Cost:
+        """Return what one round costs a client at a width, by running it once, alone."""
+        problem = self.clients[client].problem
+        key = (problem.shape_key, width)
+        if key not in self._probed:
+            ledger = Ledger(InProcess({client: problem}))
+            ledger.begin(self.state.x, self.state.y)
+            self.algorithm.round(self.state, Cohort(self.channels, {client: width}), ledger)
+            self._probed[key] = ledger.total
+        return self._probed[key]
+
+    def _prepare(self) -> None:
+        present, _ = self._roll_call()
+        if not present:
+            return
+        self.ledger.begin(self.state.x, self.state.y)
+        cohort = Cohort(self.channels, present)
+        self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
+
+    def _round(self, last: int) -> Round:
+        number = self.state.round
+        present, absent = self._roll_call()
+        self.ledger.begin(self.state.x, self.state.y)
+        scalars: dict[str, float] = {}
+        self.state = self.algorithm.round(self.state, Cohort(self.channels, present), self.ledger)
+        coverage = self.ledger.end()
+        for client in present:
+            self.full_cost = self.full_cost.plus(self.cost_at(client, 1.0))
+        if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
+            scalars |= dict(self.evaluate(self.state, self.ledger))
+        scalars |= self.ledger.scalars()
+        entries = tuple(self.ledger.entries)
+        return Round(number, scalars, self.ledger.round_cost(), coverage, present, absent, entries)
+
+    def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
+        """Say who takes part in this round and how wide, and who sits it out and why."""
+        round, chosen = self.state.round, list(self.clients)
+        if self.participation < 1:
+            generator = stream(self.algorithm.seed, round, "participation")
+            count = max(1, ceil(self.participation * len(chosen)))
+            order = torch.randperm(len(chosen), generator=generator)[:count]
+            chosen = sorted(chosen[i] for i in order.tolist())
+        present: dict[int, float] = {}
+        absent: dict[int, str] = {}
+        for client in chosen:
+            now = at_round(self.clients[client].capacity, round)
+            width = width_for(now, lambda w, client=client: self.cost_at(client, w))
+            if isinstance(width, Absent):
+                absent[client] = width.why
+            else:
+                present[client] = width
+        return present, absent
+
+    def _check_capacities(self) -> None:
+        narrow = [i for i, c in self.clients.items() if c.capacity != 1.0]
+        if narrow and not self.channels.units:
+            raise ValueError(
+                f"client {narrow[0]} asks for less than the full model, but nothing of this "
+                "problem can be cut: make x or y a module, or name their axes (axes=)"
+            )
+
+
+def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
+    """Return the algorithm of a name with its options, or the object itself."""
+    if not isinstance(algorithm, str):
+        if options:
+            raise ValueError(f"options belong to the algorithm object, got {sorted(options)}")
+        return algorithm
+    kind = lookup("algorithm", algorithm, ALGORITHMS)
+    known = {option.name: option for option in fields(kind)}
+    for name in options:
+        lookup(f"option of {algorithm}", name, known)
+    return kind(**options)
+
+
+def solve(
+    clients: Sequence[Client],
+    *,
+    algorithm: str | Algorithm = "rabo",
+    rounds: int = 100,
+    participation: float = 1.0,
+    evaluate: Evaluate | None = None,
+    evaluate_every: int = 1,
+    on_round: Callable[[Round], None] | None = None,
+    runtime: Runtime | None = None,
+    **options: Any,
+) -> Result:
+    """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
+    federation = Federation(
+        clients,
+        make_algorithm(algorithm, **options),
+        participation=participation,
+        evaluate=evaluate,
+        evaluate_every=evaluate_every,
+        runtime=runtime,
+    )
+    history = []
+    for done in federation.run(rounds):
+        history.append(done)
+        if on_round:
+            on_round(done)
+    return result_of(federation, history)
+
+
+def result_of(federation: Federation, history: Sequence[Round]) -> Result:
+    """Collect what a federation has reached."""
+    state, ledger = federation.state, federation.ledger
+    return Result(
+        state.x,
+        state.y,
+        state,
+        history,
+        ledger.total,
+        federation.full_cost,
+        ledger.summary(),
+        ledger,
+    )

@@ -1,0 +1,78 @@
+"""Named tensors, and nested tensors as flat vectors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Params: TypeAlias = Mapping[str, Tensor]
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """Return the tensors of nested mappings, tuples and lists, in a fixed order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        return [leaf for key in tree for leaf in leaves(tree[key])]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in leaves(item)]
+    return []
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to every tensor and keep the nesting."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, tree[key]) for key in tree}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_leaves(function, item) for item in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_leaves(function, item) for item in tree)
+    return tree
+
+
+def replace_leaves(tree: Any, new: Sequence[Tensor]) -> Any:
+    """Put other tensors into the same nesting."""
+    remaining = iter(new)
+    return map_leaves(lambda _: next(remaining), tree)
+
+
+def as_leaves(tree: Any) -> Any:
+    """Detach every tensor and let it collect gradients."""
+    return map_leaves(lambda t: t.detach().requires_grad_(t.is_floating_point()), tree)
+
+
+def flatten(tensors: Sequence[Tensor], num_blocks: int = 1) -> Tensor:
+    """Lay tensors side by side as a matrix with one row per block."""
+    return torch.cat([t.reshape(num_blocks, -1) for t in tensors], dim=1)
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Undo `flatten` for tensors of the given shapes."""
+    num_blocks = flat.shape[0]
+    widths = [t.numel() // num_blocks for t in like]
+    return [part.reshape(t.shape) for part, t in zip(flat.split(widths, dim=1), like, strict=True)]
+
+
+def squared_norm(tree: Any) -> Tensor:
+    """Return the sum of squares over all tensors."""
+    return torch.stack([t.detach().square().sum() for t in leaves(tree)]).sum()
+
+
+def num_entries(tree: Any) -> int:
+    return sum(t.numel() for t in leaves(tree))
+
+
+def num_bytes(tree: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in leaves(tree))
+
+
+def is_finite(tree: Any) -> bool:
+    """Say whether no entry is NaN or infinite, with one read of the device."""
+    return bool(torch.stack([torch.isfinite(t).all() for t in leaves(tree)]).all())
+
+
+def shapes(tree: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(t.shape) for t in leaves(tree))

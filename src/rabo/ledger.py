@@ -106,10 +106,7 @@ class Ledger:
         full model: a submodel of the trained entries is what the clients optimised.
         """
         trained = self.trained[level]
-        return {
-            name: value * trained[name] if name in trained else value * 0
-            for name, value in params.items()
-        }
+        return {name: value * trained.get(name, 0) for name, value in params.items()}
 
     def _book(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -140,7 +137,7 @@ class Ledger:
         full = self._full.get(level, {})
         total = sum(value.numel() for value in full.values())
         held = sum(
-            float(t.float().mean()) * full[n].numel() for n, t in self.trained[level].items()
+            int(t.sum()) * full[n].numel() // t.numel() for n, t in self.trained[level].items()
         )
         return held / total if total else 0.0
 

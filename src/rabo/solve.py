@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from math import ceil
 from typing import Any
 
@@ -152,6 +153,7 @@ class Federation:
         scalars: dict[str, float] = {}
         self.state = self.algorithm.round(self.state, Cohort(self.channels, present), self.ledger)
         coverage = self.ledger.end()
+        self._note_full_costs(present)
         for client in present:
             self.full_cost = self.full_cost.plus(self.cost_at(client, 1.0))
         if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
@@ -159,6 +161,14 @@ class Federation:
         scalars |= self.ledger.scalars()
         entries = tuple(self.ledger.entries)
         return Round(number, scalars, self.ledger.round_cost(), coverage, present, absent, entries)
+
+    def _note_full_costs(self, present: Mapping[int, float]) -> None:
+        """Take the cost of a full round from a client that has just done one."""
+        for client in (i for i, width in present.items() if width == 1.0):
+            key = (self.clients[client].problem.shape_key, 1.0)
+            if key not in self._probed:
+                own = [e.cost for e in self.ledger.entries if e.client == client]
+                self._probed[key] = reduce(Cost.plus, own, Cost())
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
         """Say who takes part in this round and how wide, and who sits it out and why."""

@@ -22,7 +22,7 @@ class Unrolled:
     """
 
     num_steps: int = 20
-    step_size: float | None = None  # None: 1/l_{g,1}, measured
+    step_size: float | None = None  # None: 1/(2 l_{g,1}), measured at y
     truncation: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Unrolled:
         if self.step_size is not None:
             return self.step_size
         system = Exact(view)
-        return 1 / safe_curvature(system.product, system.rhs)
+        return 1 / (2 * safe_curvature(system.product, system.rhs))
 
 
 class _Sweep:

@@ -33,6 +33,8 @@ class Magnitude:
 
 
 def _largest(params: Mapping[str, Tensor], width: float) -> ElementMask:
+    if not params:
+        return ElementMask({})
     weights = {name: value for name, value in params.items() if value.dim() > 1} or params
     sizes = torch.cat([value.detach().abs().flatten() for value in weights.values()])
     count = max(1, round(width**2 * len(sizes)))

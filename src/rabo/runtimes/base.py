@@ -63,7 +63,7 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     devices = sorted({t.device.index for t in leaves(task.arrays) if t.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed_of(task.seed, task.round, local.client, name))
+            _seed_layers(seed_of(task.seed, task.round, local.client, name), bool(devices))
             reply, cost = meter.run(key, lambda: work(task, local), held)
         if not all(is_finite(params) for params in reply.arrays.values() if params):
             raise NonFiniteError(
@@ -72,3 +72,10 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     except Exception as error:
         raise ClientError(local.client, task.round, name, error) from error
     return reply._replace(cost=cost)
+
+
+def _seed_layers(seed: int, on_gpu: bool) -> None:
+    """Seed what layers such as dropout draw from; torch.manual_seed is slow without a GPU."""
+    torch.default_generator.manual_seed(seed)
+    if on_gpu:
+        torch.cuda.manual_seed_all(seed)

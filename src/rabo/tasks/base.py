@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rabo.resources import Resources
 from rabo.solve import Client, Evaluate
 
 
@@ -20,4 +21,4 @@ class Setup:
 class Task(Protocol):
     """A frozen dataclass whose fields are the options of `rabo run TASK`."""
 
-    def build(self, capacities: Sequence[float], seed: int, device: str) -> Setup: ...
+    def build(self, capacities: Sequence[Resources], seed: int, device: str) -> Setup: ...

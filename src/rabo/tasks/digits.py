@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rabo.algorithms import State
 from rabo.ledger import Ledger
 from rabo.problem import Problem
+from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.solve import Client
 from rabo.tasks.base import Setup
@@ -39,7 +40,7 @@ class DigitsTask:
     width: Annotated[int, "hidden units of the full model"] = 128
     penalty: Annotated[float, "weight penalty of the classifier"] = 0.01
 
-    def build(self, capacities: Sequence[float], seed: int, device: str) -> Setup:
+    def build(self, capacities: Sequence[Resources], seed: int, device: str) -> Setup:
         images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
         order = torch.randperm(len(labels), generator=stream(seed, "digits"))
         images, labels = (images.float() / 16)[order].to(device), labels[order].to(device)

@@ -15,6 +15,7 @@ from rabo.algorithms import State
 from rabo.channels import Channels, declare
 from rabo.ledger import Ledger
 from rabo.problem import Batch
+from rabo.resources import Resources
 from rabo.seeding import stream
 from rabo.solve import Client
 from rabo.submodel import Cut
@@ -49,7 +50,7 @@ class Quadratic:
     copies: int = field(default=1, init=False)
     redraw: Literal["step", "round"] = field(default="step", init=False)
 
-    @cached_property
+    @property
     def channels(self) -> Channels:
         """Every coordinate of x and of y is a unit of its own."""
         return declare({"x.x": ("x",), "y.y": ("y",)}, *self.start())
@@ -155,16 +156,12 @@ class QuadraticFamily:
     diagonal: bool
     condition: float
 
-    def client(self, generator: Generator, **noise: float) -> Quadratic:
+    def client(self, generator: Generator, sigma_f: float = 0.0, sigma_g: float = 0.0) -> Quadratic:
         dim_y, dim_x = self.common.B.shape
         own = _draw(generator, dim_x, dim_y, self.diagonal, self.condition)
         share = self.heterogeneity / (1 + self.heterogeneity)
-        return Quadratic(
-            Coefficients(
-                *((1 - share) * a + share * b for a, b in zip(self.common, own, strict=True))
-            ),
-            **noise,
-        )
+        mixed = ((1 - share) * a + share * b for a, b in zip(self.common, own, strict=True))
+        return Quadratic(Coefficients(*mixed), sigma_f, sigma_g)
 
 
 def _draw(g: Generator, dim_x: int, dim_y: int, diagonal: bool, condition: float) -> Coefficients:
@@ -201,7 +198,7 @@ class QuadraticTask:
     heterogeneity: Annotated[float, "how much clients differ (0: not at all)"] = 1.0
     noise: Annotated[float, "size of the gradient noise"] = 0.0
 
-    def build(self, capacities: Sequence[float], seed: int, device: str) -> Setup:
+    def build(self, capacities: Sequence[Resources], seed: int, device: str) -> Setup:
         family = random_quadratic(
             stream(seed, "quadratic"), self.dim_x, self.dim_y, heterogeneity=self.heterogeneity
         )

@@ -1,0 +1,35 @@
+# `make demo` and `make test` set everything up on a fresh machine: they need Python >= 3.11 only.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# threads of one process; tests run in one process per core
+THREADS := OMP_NUM_THREADS=1
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "rabo needs Python 3.11 or newer"'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY)
+	$(THREADS) $(BIN)/rabo run digits --capacities 1,1/2,1/4,1/8,1/16 --clients 10 --rounds 60
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+
+test: $(READY)
+	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
+
+bench: $(READY)
+	$(THREADS) $(BIN)/python benchmarks/hypergradients.py
+	$(THREADS) $(BIN)/python benchmarks/rounds.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""`python -m rabo` is `rabo`."""
+
+from rabo.cli import app
+
+app()

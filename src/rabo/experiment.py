@@ -1,0 +1,175 @@
+"""One run of a task: made from plain options, recorded in a folder."""
+
+import csv
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from rabo.errors import lookup
+from rabo.hypergradients import ESTIMATORS
+from rabo.masks import POLICIES
+from rabo.metering import Cost
+from rabo.resources import Budget, Now, check_capacity
+from rabo.solve import Federation, Result, Round, make_algorithm, result_of
+from rabo.tasks import TASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """All choices of a run, as they are written to config.json."""
+
+    task: str
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = "rabo"
+    algorithm_options: Mapping[str, Any] = field(default_factory=dict)
+    clients: int = 10
+    capacities: str = "1"
+    rounds: int = 100
+    participation: float = 1.0
+    seed: int = 0
+    device: str = "auto"
+    evaluate_every: int = 1
+
+    def federation(self) -> tuple[Federation, str]:
+        """Build data, clients and algorithm; also name the metric to look at first."""
+        if self.clients < 1:
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        kinds = parse_capacities(self.capacities)
+        capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
+        task = lookup("task", self.task, TASKS)(**self.task_options)
+        setup = task.build(capacities, self.seed, choose_device(self.device))
+        options = {**setup.options, **_objects(self.algorithm_options), "seed": self.seed}
+        federation = Federation(
+            setup.clients,
+            make_algorithm(self.algorithm, **options),
+            participation=self.participation,
+            evaluate=setup.evaluate,
+            evaluate_every=self.evaluate_every,
+        )
+        return federation, setup.headline
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    on_round: Callable[[Round], None] = lambda _: None,
+) -> Result:
+    """Run an experiment and record it; what was reached survives Ctrl-C and failures."""
+    federation, headline = experiment.federation()
+    history: list[Round] = []
+    with RunFolder(out, experiment) as folder:
+        status = "failed"
+        try:
+            for done in federation.run(experiment.rounds):
+                history.append(done)
+                folder.add(done)
+                on_round(done)
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            result = result_of(federation, history)
+            folder.close_with(result, headline, status)
+    return result
+
+
+class RunFolder:
+    """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv and DIR/summary.json."""
+
+    def __init__(self, path: Path, experiment: Experiment):
+        self.path, self.experiment = path, experiment
+        if (path / "config.json").exists():
+            raise ValueError(f"{path} already holds a run; choose another --out or remove it")
+
+    def __enter__(self) -> "RunFolder":
+        self.path.mkdir(parents=True, exist_ok=True)
+        config = {**asdict(self.experiment), "versions": versions()}
+        (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        self._metrics: TextIO = (self.path / "metrics.jsonl").open("w")
+        self._costs: TextIO = (self.path / "costs.csv").open("w", newline="")
+        self._rows = csv.writer(self._costs)
+        self._rows.writerow(["round", "client", "phase", *Cost._fields])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        self._costs.close()
+
+    def add(self, done: Round) -> None:
+        """Write a round at once, so that nothing is lost if the next one fails."""
+        self._metrics.write(json.dumps(done.as_dict()) + "\n")
+        self._metrics.flush()
+        for entry in done.entries:
+            self._rows.writerow([entry.round, entry.client, entry.phase, *entry.cost])
+        self._costs.flush()
+
+    def close_with(self, result: Result, headline: str, status: str) -> None:
+        experiment = self.experiment
+        summary = {
+            "task": experiment.task,
+            "algorithm": experiment.algorithm,
+            "seed": experiment.seed,
+            "status": status,
+            "rounds": len(result.history),
+            "headline": headline,
+            "metrics": result.metrics,
+            "cost": result.cost._asdict(),
+            "full_model_cost": result.full_cost._asdict(),
+            "cost_by_phase": {k: v._asdict() for k, v in result.ledger.by_phase.items()},
+            "coverage": dict(result.coverage),
+            "versions": versions(),
+        }
+        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    from rabo import __version__
+
+    return {"rabo": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def choose_device(name: str) -> str:
+    """Resolve "auto" to the GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"no GPU is available here, got --device {name}; use cpu or auto")
+    return name
+
+
+def parse_capacities(text: str) -> list[Now]:
+    """Read "1,1/2,0.25" and budgets such as "memory:64MB" or "multiply-adds:2G"."""
+    return [_parse_capacity(item.strip()) for item in text.split(",")]
+
+
+def _parse_capacity(item: str) -> Now:
+    kind, colon, amount = item.partition(":")
+    if colon:
+        names = {"memory": "memory", "multiply-adds": "multiply_adds", "traffic": "traffic"}
+        return Budget(**{lookup("budget", kind, names): amount})
+    try:
+        return check_capacity(float(Fraction(item)))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"a capacity must be a fraction of the width in (0, 1] such as 1/2, or a budget "
+            f"such as memory:64MB, got {item!r}"
+        ) from error
+
+
+def _objects(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the names of a policy and an estimator into objects."""
+    made = dict(options)
+    if "policy" in made:
+        made["policy"] = lookup("mask policy", made["policy"], POLICIES)()
+    if "hypergradient" in made:
+        made["hypergradient"] = lookup("hypergradient", made["hypergradient"], ESTIMATORS)()
+    return made

@@ -1,0 +1,145 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from rabo import cli, experiment
+from rabo.cli import app
+
+runner = CliRunner()
+
+
+def call(*arguments):
+    return runner.invoke(app, [str(a) for a in arguments])
+
+
+def test_a_run_writes_its_folder_with_all_that_a_reader_needs(tmp_path):
+    out = tmp_path / "run"
+    done = call("run", "quadratic", "--clients", 3, "--rounds", 5, "--seed", 1, "--out", out)
+    assert done.exit_code == 0, done.output
+    config = json.loads((out / "config.json").read_text())
+    assert config["task"] == "quadratic"
+    assert config["seed"] == 1
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(5))
+    summary = json.loads((out / "summary.json").read_text())
+    assert {"task", "algorithm", "seed", "rounds", "metrics", "cost", "coverage"} <= set(summary)
+    assert set(summary["cost"]) == {
+        "multiply_adds",
+        "bytes_up",
+        "bytes_down",
+        "peak_memory_bytes",
+        "seconds",
+    }
+    assert set(summary["coverage"]) == {"x_min", "y_min", "x_trained", "y_trained"}
+    assert summary["status"] == "finished"
+    assert summary["metrics"]["gradient_norm"] == lines[-1]["metrics"]["gradient_norm"]
+    rows = (out / "costs.csv").read_text().splitlines()
+    assert len(rows) == 1 + 5 * 3 * 2
+    assert "of the full model" in done.output
+    assert str(out) in done.output.replace("\n", "")
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tmp_path):
+    def metrics(name, seed):
+        out = tmp_path / name
+        call("run", "quadratic", "--clients", 2, "--rounds", 2, "--seed", seed, "--out", out)
+        return json.loads((out / "summary.json").read_text())["metrics"]
+
+    assert metrics("a", 0) == metrics("b", 0) != metrics("c", 1)
+
+
+def test_digits_learns_on_unequal_clients(tmp_path):
+    out = tmp_path / "run"
+    capacities = "1,1/2,1/4,memory:300kB"
+    done = call(
+        "run", "digits", "--clients", 4, "--rounds", 12, "--capacities", capacities, "--out", out
+    )
+    assert done.exit_code == 0, done.output
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["metrics"]["accuracy"] > 0.85
+    assert summary["cost"]["multiply_adds"] < summary["full_model_cost"]["multiply_adds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quadratic", "--algorithm", "rabbo"], "Did you mean 'rabo'"),
+        (["quadratic", "--capacities", "2"], "must be a fraction of the width in (0, 1]"),
+        (["quadratic", "--capacities", "1/0"], "must be a fraction"),
+        (["quadratic", "--capacities", "memry:64MB"], "Did you mean 'memory'"),
+        (["quadratic", "--clients", "0"], "clients must be at least 1"),
+        (["quadratic", "--rounds", "0"], "rounds must be at least 1"),
+        (["quadratic", "--policy", "important"], "Did you mean 'importance'"),
+        (["quadratic", "--hypergradient", "cg"], "Known:"),
+        (["quadratic", "--alpha", "-1"], "alpha must be positive"),
+        (["quadratic", "--beta", "-1"], "beta must be positive"),
+        (["quadratic", "--device", "cuda"], "no GPU is available"),
+        (["quadratic", "--participation", "0"], "participation must lie"),
+    ],
+)
+def test_a_wrong_argument_gives_one_clear_line_and_no_traceback(tmp_path, arguments, message):
+    done = call("run", *arguments, "--out", tmp_path / "run")
+    text = " ".join(done.output.split())
+    assert done.exit_code == 1
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_a_beta_that_is_no_number_is_refused(tmp_path):
+    done = call("run", "quadratic", "--beta", "small", "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert "must be a number or auto" in " ".join(done.output.split())
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    first = call("run", "quadratic", "--clients", 2, "--rounds", 1, "--out", tmp_path / "run")
+    before = (tmp_path / "run" / "summary.json").read_text()
+    second = call("run", "quadratic", "--clients", 2, "--rounds", 2, "--out", tmp_path / "run")
+    assert (first.exit_code, second.exit_code) == (0, 1)
+    assert "already holds a run" in " ".join(second.output.split())
+    assert (tmp_path / "run" / "summary.json").read_text() == before
+
+
+def test_ctrl_c_keeps_the_rounds_that_were_done(tmp_path, monkeypatch):
+    def run_and_interrupt(chosen, out, show):
+        def stop_after_three(done):
+            if done.round == 2:
+                raise KeyboardInterrupt
+
+        return experiment.run(chosen, out, stop_after_three)
+
+    monkeypatch.setattr(cli, "run", run_and_interrupt)
+    out = tmp_path / "run"
+    done = call("run", "quadratic", "--clients", 2, "--rounds", 50, "--out", out)
+    assert done.exit_code == 130
+    assert "interrupted" in done.output
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["rounds"] == 3
+
+
+def test_a_run_that_diverges_fails_with_client_and_round_and_keeps_its_record(tmp_path):
+    out = tmp_path / "run"
+    with pytest.warns(match="exceeds 2/l_g1"):
+        done = call("run", "quadratic", "--beta", 1000, "--rounds", 400, "--out", out)
+    text = " ".join(done.output.split())
+    assert done.exit_code == 1
+    assert "failed in round" in text
+    assert json.loads((out / "summary.json").read_text())["status"] == "failed"
+
+
+def test_help_names_every_task_and_its_own_options():
+    assert "digits" in call("run", "--help").output
+    assert "dim-x" in call("run", "quadratic", "--help").output
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "rabo", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "bilevel" in done.stdout

@@ -1,0 +1,197 @@
+"""Clients with what they have, and inputs that are wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+import rabo
+from rabo.metering import Cost
+from rabo.resources import WIDTHS, Absent, Budget, at_round, parse_amount, width_for
+from rabo.seeding import stream
+from rabo.tasks.quadratic import random_quadratic
+
+FAMILY = random_quadratic(stream(0), 8, 8)
+
+
+def client(i=0, capacity=1.0):
+    return rabo.Client(FAMILY.client(stream(1, i)), capacity)
+
+
+def test_a_trace_or_a_function_changes_the_width_by_round():
+    clients = [client(0, [1.0, 0.5]), client(1, lambda q: 1 / (q + 1))]
+    result = rabo.solve(clients, rounds=4, beta=0.01)
+    widths = [dict(r.present) for r in result.history]
+    assert [w[0] for w in widths] == [1.0, 0.5, 0.5, 0.5]
+    assert [w[1] for w in widths] == [1.0, 1 / 2, 1 / 3, 1 / 4]
+
+
+@pytest.mark.parametrize("kind", ["memory", "multiply_adds", "traffic"])
+def test_a_budget_gets_the_widest_submodel_that_fits(kind):
+    def spent(width):
+        federation = rabo.Federation([client()], rabo.RABO(beta=0.01))
+        cost = federation.cost_at(0, width)
+        return {
+            "memory": cost.peak_memory_bytes,
+            "multiply_adds": cost.multiply_adds,
+            "traffic": cost.bytes_up + cost.bytes_down,
+        }[kind]
+
+    limit = spent(0.5)
+    result = rabo.solve([client(0, Budget(**{kind: limit}))], rounds=1, beta=0.01)
+    width = result.history[0].present[0]
+    assert spent(width) <= limit
+    wider = [w for w in WIDTHS if w > width]
+    assert spent(min(wider)) > limit or spent(min(wider)) == spent(width)
+
+
+def test_a_client_whose_budget_fits_nothing_sits_the_round_out_and_the_record_says_why():
+    clients = [client(0), client(1, Budget(traffic=10))]
+    result = rabo.solve(clients, rounds=2, beta=0.01)
+    assert list(result.history[0].present) == [0]
+    assert "traffic of" in result.history[0].absent[1]
+    assert "exceeds 10" in result.history[0].as_dict()["absent"]["1"]
+    assert result.coverage["x_min"] == 1
+
+
+def test_a_round_in_which_nobody_can_take_part_changes_nothing():
+    result = rabo.solve([client(0, Budget(traffic=10))], rounds=2, beta=0.01)
+    x, _ = client().problem.start()
+    assert torch.equal(result.x["x"], x["x"])
+    assert result.coverage["x_trained"] == 0
+
+
+def test_bisection_finds_the_boundary_for_every_limit():
+    for limit in range(1, 18):
+        cost = lambda w: Cost(peak_memory_bytes=round(16 * w))  # noqa: E731
+        found = width_for(Budget(memory=limit), cost)
+        assert found == min(limit, 16) / 16
+    assert isinstance(width_for(Budget(memory=1), lambda w: Cost(peak_memory_bytes=2)), Absent)
+
+
+def test_partial_participation_draws_as_many_clients_as_asked_for():
+    clients = [client(i) for i in range(10)]
+    result = rabo.solve(clients, rounds=5, participation=0.3, beta=0.01)
+    drawn = [tuple(r.present) for r in result.history]
+    assert {len(d) for d in drawn} == {3}
+    assert len(set(drawn)) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("512MB", 512 * 10**6), ("2GiB", 2**31), ("1e9", 10**9), ("1.5k", 1500)],
+)
+def test_amounts_are_read_as_people_write_them(text, amount):
+    assert parse_amount(text) == amount
+
+
+def hopeless(x, y, data):
+    return x["x"].sum() * y["y"].sum()
+
+
+def tree_problem(**kwargs):
+    options = {"inner": hopeless, "outer": hopeless} | kwargs
+    return rabo.Problem(x={"x": torch.ones(2)}, y={"y": torch.ones(2)}, **options).on(
+        inner=None, outer=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rabo.solve([]), "at least one client"),
+        (lambda: client(capacity=0.0), r"must lie in \(0, 1\]"),
+        (lambda: client(capacity=1.5), r"must lie in \(0, 1\]"),
+        (lambda: client(capacity=[]), "at least one entry"),
+        (lambda: client(capacity=[1.0, -1.0]), r"must lie in \(0, 1\]"),
+        (lambda: at_round(lambda q: 2.0, 0), r"must lie in \(0, 1\]"),
+        (lambda: Budget(memory=0), "must be positive"),
+        (lambda: Budget(memory="lots"), "must look like 512MB"),
+        (lambda: rabo.solve([client()], rounds=0), "rounds must be"),
+        (lambda: rabo.solve([client()], participation=0), "participation must lie"),
+        (lambda: rabo.solve([client()], evaluate_every=0), "evaluate_every must be"),
+        (lambda: rabo.solve([client()], algorithm="rabbo"), "Did you mean 'rabo'"),
+        (lambda: rabo.solve([client()], alhpa=1), "Did you mean 'alpha'"),
+        (lambda: rabo.solve([client()], algorithm=rabo.RABO(), alpha=1), "belong to the algorithm"),
+        (lambda: rabo.solve([rabo.Client(tree_problem(), 0.5)]), "nothing of this problem can be"),
+        (lambda: tree_problem(prune="all"), "prune must be"),
+        (lambda: tree_problem(batch_size=0), "batch_size must be"),
+        (lambda: tree_problem(copies=0), "copies must be"),
+    ],
+)
+def test_bad_input_says_what_must_hold(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_data_of_different_lengths_is_refused_before_anything_runs():
+    problem = rabo.Problem(
+        inner=hopeless, outer=hopeless, x={"x": torch.ones(2)}, y={"y": torch.ones(2)}, batch_size=2
+    )
+    with pytest.raises(ValueError, match="must have one length"):
+        problem.on(inner=(torch.ones(3), torch.ones(4)), outer=torch.ones(3))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_names_client_and_round(value):
+    def bad(x, y, data):
+        return y["y"].square().sum() * (value if data else 1.0)
+
+    problem = rabo.Problem(
+        inner=bad, outer=bad, x={"x": torch.ones(2)}, y={"y": torch.ones(2)}, prune="none"
+    )
+    clients = [rabo.Client(problem.on(inner=i == 1, outer=i == 1)) for i in range(2)]
+    with pytest.raises(rabo.ClientError, match="client 1 failed in round 0"):
+        rabo.solve(clients, rounds=2, beta=0.1)
+
+
+def test_a_loss_of_the_wrong_shape_is_named():
+    problem = tree_problem(inner=lambda x, y, d: y["y"])
+    with pytest.raises(rabo.ClientError, match=r"inner loss must be one number, got shape \(2,\)"):
+        rabo.solve([rabo.Client(problem)], rounds=1)
+
+
+def test_a_flat_inner_problem_says_what_to_do_instead_of_dividing_by_zero():
+    with pytest.raises(rabo.NonFiniteError, match="give beta as a number"):
+        rabo.solve([rabo.Client(tree_problem())], rounds=1)
+
+
+def test_dropout_is_reproducible_and_independent_of_the_global_seed():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    data = torch.randn(6, 4)
+
+    def loss(x, y, d):
+        return y(d).square().mean() + x["x"].exp().sum() * y["0.weight"].square().sum()
+
+    problem = rabo.Problem(inner=loss, outer=loss, x={"x": torch.zeros(1)}, y=net, example=data)
+
+    def run(seed):
+        torch.manual_seed(seed)
+        clients = [rabo.Client(problem.on(inner=data, outer=data), 0.5) for _ in range(2)]
+        return rabo.solve(clients, rounds=2, beta=0.01, alpha=0.01).y["0.weight"]
+
+    assert torch.equal(run(0), run(1))
+
+
+def test_batches_are_drawn_anew_for_every_step_or_once_a_round():
+    seen = []
+
+    def loss(x, y, d):
+        seen.append(d.tolist())
+        return y["y"].square().sum() * x["x"].sum() + d.sum() * y["y"].sum()
+
+    def batches(redraw):
+        seen.clear()
+        problem = rabo.Problem(
+            inner=loss,
+            outer=lambda x, y, d: y["y"].square().sum() * x["x"].sum(),
+            x={"x": torch.ones(1)},
+            y={"y": torch.ones(1)},
+            batch_size=2,
+            redraw=redraw,
+        )
+        bound = problem.on(inner=torch.arange(50.0), outer=torch.arange(50.0))
+        rabo.solve([rabo.Client(bound)], rounds=1, beta=0.01, num_inner_steps=4)
+        return {tuple(d) for d in seen}
+
+    assert len(batches("round")) == 1
+    assert len(batches("step")) > 4

@@ -1,5 +1,7 @@
 """The command line: parse, call, print."""
 
+import contextlib
+import ctypes
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -20,6 +22,7 @@ from rabo.theory import run_theory
 
 console = Console()
 errors = Console(stderr=True)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
     help="Federated bilevel optimisation on submodels that fit each client.",
     no_args_is_help=True,
@@ -56,7 +59,7 @@ def run_task(
     participation: Annotated[float, typer.Option(help="fraction of clients per round")] = 1.0,
     seed: Annotated[int, typer.Option(help="seed of data, model and draws")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    evaluate_every: Annotated[int, typer.Option(help="rounds between evaluations")] = 1,
+    evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
 ) -> None:
     given = {
@@ -206,6 +209,16 @@ def theory(
     _guarded(lambda: run_theory(out, quick=quick, seed=seed, report=console.print), out)
     console.print(f"figures and numbers: {out}")
 
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse large freed blocks instead of returning them: half the time on a CPU."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc: nothing to tell
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            mallopt(option, 2**30)
+
+
+_keep_freed_memory()
 
 if __name__ == "__main__":
     app()

@@ -4,20 +4,21 @@ import csv
 import json
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
+from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
 from rabo.metering import Cost
 from rabo.resources import Budget, Now, check_capacity
 from rabo.solve import Federation, Result, Round, make_algorithm, result_of
-from rabo.tasks import TASKS
+from rabo.tasks import TASKS, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +35,10 @@ class Experiment:
     participation: float = 1.0
     seed: int = 0
     device: str = "auto"
-    evaluate_every: int = 1
+    evaluate_every: int | None = None
 
-    def federation(self) -> tuple[Federation, str]:
-        """Build data, clients and algorithm; also name the metric to look at first."""
+    def federation(self) -> tuple[Federation, Setup]:
+        """Build data, clients and algorithm."""
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if self.rounds < 1:
@@ -45,16 +46,20 @@ class Experiment:
         kinds = parse_capacities(self.capacities)
         capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
         task = lookup("task", self.task, TASKS)(**self.task_options)
-        setup = task.build(capacities, self.seed, choose_device(self.device))
-        options = {**setup.options, **_objects(self.algorithm_options), "seed": self.seed}
+        setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
+        kind = lookup("algorithm", self.algorithm, ALGORITHMS)
+        known = {option.name for option in fields(kind)}
+        advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
+        options = {name: value for name, value in advice.items() if name in known}
+        options |= {**_objects(self.algorithm_options), "seed": self.seed}
         federation = Federation(
             setup.clients,
             make_algorithm(self.algorithm, **options),
             participation=self.participation,
             evaluate=setup.evaluate,
-            evaluate_every=self.evaluate_every,
+            evaluate_every=self.evaluate_every or setup.evaluate_every,
         )
-        return federation, setup.headline
+        return federation, setup
 
 
 def run(
@@ -63,7 +68,7 @@ def run(
     on_round: Callable[[Round], None] = lambda _: None,
 ) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C and failures."""
-    federation, headline = experiment.federation()
+    federation, setup = experiment.federation()
     history: list[Round] = []
     with RunFolder(out, experiment) as folder:
         status = "failed"
@@ -72,13 +77,15 @@ def run(
                 history.append(done)
                 folder.add(done)
                 on_round(done)
+            if setup.finish:
+                setup.finish(federation.state, federation.ledger, out)
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         finally:
             result = result_of(federation, history)
-            folder.close_with(result, headline, status)
+            folder.close_with(result, setup.headline, status)
     return result
 
 

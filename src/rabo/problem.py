@@ -78,10 +78,10 @@ class Bound(Mapping[str, Tensor]):
     """
 
     def __init__(self, module: nn.Module, params: Params, copies: int = 1):
-        self._module, self._params, self._copies = module, params, copies
+        self._module, self._params, self.copies = module, params, copies
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._copies == 1:
+        if self.copies == 1:
             return functional_call(self._module, dict(self._params), inputs)
         return vmap(lambda params, *each: functional_call(self._module, params, each))(
             dict(self._params), *inputs
@@ -156,7 +156,8 @@ class Problem:
 
     `inner(x, y, data)` is g and `outer(x, y, data)` is f. A tree arrives as a mapping of tensors, a
     module as something to call. With `features(x, data)`, the losses get its result in place of x.
-    Every client binds its own data with `on`.
+    Every client binds its own data with `on`; batches are all of it, `batch_size` random items, or
+    what `sample(data, generator)` draws.
     """
 
     inner: Callable[[Any, Any, Any], Tensor]
@@ -168,6 +169,7 @@ class Problem:
     axes: Mapping[str, Sequence[str | None]] | None = None
     prune: Literal["both", "x", "y", "none"] = "both"
     batch_size: int | None = None
+    sample: Callable[[Batch, Generator], Batch] | None = None
     redraw: Literal["step", "round"] = "step"
     copies: int = 1
     definition: _Definition = field(init=False, repr=False)
@@ -214,6 +216,8 @@ class ClientProblem:
         return self.problem.definition.params
 
     def batch(self, generator: Generator) -> Batch:
+        if self.problem.sample is not None:
+            return self.problem.sample(self.data, generator)
         if self.problem.batch_size is None:
             return self.data
         return Batch(self._draw(self.data.inner, generator), self._draw(self.data.outer, generator))
@@ -228,6 +232,10 @@ class ClientProblem:
 
     def outer(self, z: Any, y: Params, part: Any) -> Tensor:
         return self._loss("outer", z, y, part)
+
+    def call(self, y: Params, *inputs: Any) -> Any:
+        """Apply the module y with given parameters."""
+        return self._see(1, y)(*inputs)
 
     def restrict(self, cut: Cut) -> "ClientProblem":
         return replace(self, cut=cut)

@@ -1,9 +1,24 @@
 """Published algorithms, one per file."""
 
 from rabo.algorithms.base import Algorithm, Cohort, State
-from rabo.algorithms.rabo import RABO, StepSizeWarning
+from rabo.algorithms.fedavg import FedAvg
+from rabo.algorithms.inner import StepSizeWarning
+from rabo.algorithms.rabo import RABO
 from rabo.algorithms.rafbo import RAFBO
+from rabo.algorithms.steps import Adam, Cosine, Descent
 
-ALGORITHMS = {"rabo": RABO, "rafbo": RAFBO}
+ALGORITHMS = {"rabo": RABO, "rafbo": RAFBO, "fedavg": FedAvg}
 
-__all__ = ["ALGORITHMS", "RABO", "RAFBO", "Algorithm", "Cohort", "State", "StepSizeWarning"]
+__all__ = [
+    "ALGORITHMS",
+    "RABO",
+    "RAFBO",
+    "Adam",
+    "Algorithm",
+    "Cohort",
+    "Cosine",
+    "Descent",
+    "FedAvg",
+    "State",
+    "StepSizeWarning",
+]

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
-from rabo.hypergradients.linearisation import Estimate, Exact, Linearisation, View
-from rabo.hypergradients.solvers import Solution, conjugate_gradient
+from rabo.errors import lookup
+from rabo.hypergradients.linearisation import (
+    LINEARISATIONS,
+    Estimate,
+    Linearisation,
+    Products,
+    View,
+)
+from rabo.hypergradients.solvers import Solution, check_solver, conjugate_gradient
 from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params
 
@@ -21,14 +28,12 @@ class ConjugateGradient:
     num_iterations: int = 10
     tolerance: float = 0.0
     damping: float = 0.0
+    least_curvature: float | None = None  # see `conjugate_gradient`
+    products: Products = "exact"
 
     def __post_init__(self) -> None:
-        if self.num_iterations < 0:
-            raise ValueError(f"num_iterations must be at least 0, got {self.num_iterations}")
-        if self.tolerance < 0 or self.damping < 0:
-            raise ValueError(
-                f"tolerance and damping must not be negative, got {self.tolerance}, {self.damping}"
-            )
+        check_solver(self.num_iterations, self.tolerance, self.damping, self.least_curvature)
+        lookup("kind of products", self.products, LINEARISATIONS)
 
     def __call__(
         self,
@@ -40,11 +45,15 @@ class ConjugateGradient:
     ) -> Estimate:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
-    def linearise(self, problem: BilevelProblem, x: Params, y: Params, batch: Batch) -> Exact:
-        return Exact(View(problem, x, y, batch))
+    def linearise(
+        self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
+    ) -> Linearisation:
+        return LINEARISATIONS[self.products](View(problem, x, y, batch))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
-        return conjugate_gradient(product, rhs, self.num_iterations, self.tolerance, self.damping)
+        return conjugate_gradient(
+            product, rhs, self.num_iterations, self.tolerance, self.damping, self.least_curvature
+        )
 
 
 def estimate(

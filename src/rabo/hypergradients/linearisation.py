@@ -4,7 +4,8 @@ Vectors in y are matrices with one row per independent copy of y (a single row a
 Hessian is then block diagonal, and every block is solved for itself.
 """
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Generator, Tensor
@@ -181,6 +182,26 @@ class Exact:
         )
 
 
+class Recomputed(Exact):
+    """The same products, but the graph of ∇_y g is built for each of them and freed at once.
+
+    For a deep y: the second-order graph is never held beside the work of a solver.
+    """
+
+    def __init__(self, view: View):
+        self.view = view
+        self._y = leaves(view.y)
+        self.rhs, self._outer = view.outer_slopes()
+        self.evaluations = 1
+
+    def _sweep(self, inputs: list[Tensor], p: Tensor) -> list[Tensor]:
+        self._slope = gradient(self.view.inner(), self._y, create_graph=True)
+        self.evaluations += 1
+        found = super()._sweep(inputs, p)
+        del self._slope
+        return found
+
+
 class Difference:
     """Products as central differences of gradients of g: no second derivative, no second graph.
 
@@ -222,3 +243,11 @@ class Difference:
             slopes.append(gradient(self.view.inner(shifted), inputs(shifted)))
             self.evaluations += 1
         return slopes[0], slopes[1], 2 * step
+
+
+Products: TypeAlias = Literal["exact", "recomputed", "difference"]
+LINEARISATIONS: dict[str, Callable[[View], Linearisation]] = {
+    "exact": Exact,
+    "recomputed": Recomputed,
+    "difference": Difference,
+}

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from torch import Generator, Tensor
 
 from rabo.curvature import lanczos
+from rabo.errors import lookup
 from rabo.hypergradients.conjugate_gradient import estimate
-from rabo.hypergradients.linearisation import Estimate, Exact, View
+from rabo.hypergradients.linearisation import (
+    LINEARISATIONS,
+    Estimate,
+    Linearisation,
+    Products,
+    View,
+)
 from rabo.hypergradients.solvers import Solution, neumann
 from rabo.problem import Batch, BilevelProblem
 from rabo.seeding import stream
@@ -23,12 +30,14 @@ class Neumann:
 
     num_terms: int = 10
     step_size: float | None = None
+    products: Products = "exact"
 
     def __post_init__(self) -> None:
         if self.num_terms < 1:
             raise ValueError(f"num_terms must be at least 1, got {self.num_terms}")
         if self.step_size is not None and self.step_size <= 0:
             raise ValueError(f"step_size must be positive, got {self.step_size}")
+        lookup("kind of products", self.products, LINEARISATIONS)
 
     def __call__(
         self,
@@ -40,8 +49,10 @@ class Neumann:
     ) -> Estimate:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
-    def linearise(self, problem: BilevelProblem, x: Params, y: Params, batch: Batch) -> Exact:
-        return Exact(View(problem, x, y, batch))
+    def linearise(
+        self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
+    ) -> Linearisation:
+        return LINEARISATIONS[self.products](View(problem, x, y, batch))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
         step = self.step_size or 1 / safe_curvature(product, rhs)

@@ -24,22 +24,31 @@ def _relative(r: Tensor, b: Tensor) -> Tensor:
 
 
 def conjugate_gradient(
-    product: Product, b: Tensor, num_iterations: int, tolerance: float = 0.0, damping: float = 0.0
+    product: Product,
+    b: Tensor,
+    num_iterations: int,
+    tolerance: float = 0.0,
+    damping: float = 0.0,
+    least_curvature: float | None = None,
 ) -> Solution:
     """Solve (H + damping·I) v = b.
 
-    A block stops where its residual is zero or where the curvature along its direction is not
-    positive: beyond that point the answer would leave the region in which g is convex. A positive
-    tolerance reads the device once per iteration.
+    A block stops where its residual is zero, and where the curvature along its direction is not
+    positive: beyond that point the answer would leave the region in which g is convex. With
+    `least_curvature` it goes on instead, damped along such directions so that their curvature is
+    that number: for deep nets. A positive tolerance reads the device once per iteration.
     """
     v, r, p = torch.zeros_like(b), b, b
     rr = _dot(r, r)
-    iterations = 0
+    iterations, tiny = 0, torch.finfo(b.dtype).tiny
     for _ in range(num_iterations):
         if tolerance and float(_relative(r, b)) <= tolerance:
             break
         hp = product(p) + damping * p if damping else product(p)
-        php = _dot(p, hp)
+        php, pp = _dot(p, hp), _dot(p, p)
+        if least_curvature is not None:
+            lift = (least_curvature - php / pp.clamp(min=tiny)).clamp(min=0)
+            hp, php = hp + lift * p, php + lift * pp
         goes_on = (php > 0) & (rr > 0)
         step = torch.where(goes_on, rr / php, 0.0)
         v, r = v + step * p, r - step * hp
@@ -57,3 +66,15 @@ def neumann(product: Product, b: Tensor, num_terms: int, step: float) -> Solutio
         v = v + step * r
         r = r - step * product(r)
     return Solution(v, _relative(r, b), num_terms)
+
+
+def check_solver(
+    num_iterations: int, tolerance: float, damping: float, least_curvature: float | None
+) -> None:
+    """Refuse settings with which conjugate gradients make no sense."""
+    if num_iterations < 0:
+        raise ValueError(f"num_iterations must be at least 0, got {num_iterations}")
+    if tolerance < 0 or damping < 0:
+        raise ValueError(f"tolerance and damping must not be negative, got {tolerance}, {damping}")
+    if least_curvature is not None and least_curvature <= 0:
+        raise ValueError(f"least_curvature must be positive, got {least_curvature}")

@@ -2,8 +2,15 @@
 
 from rabo.tasks.base import Setup, Task
 from rabo.tasks.digits import DigitsTask
+from rabo.tasks.few_shot import FewShotTask
+from rabo.tasks.loss_tuning import LossTuningTask
 from rabo.tasks.quadratic import QuadraticTask
 
-TASKS: dict[str, type[Task]] = {"quadratic": QuadraticTask, "digits": DigitsTask}
+TASKS: dict[str, type[Task]] = {
+    "few-shot": FewShotTask,
+    "loss-tuning": LossTuningTask,
+    "digits": DigitsTask,
+    "quadratic": QuadraticTask,
+}
 
 __all__ = ["TASKS", "Setup", "Task"]

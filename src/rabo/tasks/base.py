@@ -1,9 +1,12 @@
 """What a task is: options of its own, and clients built from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from rabo.algorithms import State
+from rabo.ledger import Ledger
 from rabo.resources import Resources
 from rabo.solve import Client, Evaluate
 
@@ -15,10 +18,15 @@ class Setup:
     clients: Sequence[Client]
     evaluate: Evaluate
     headline: str  # the metric a reader looks at first
-    options: Mapping[str, Any] = field(default_factory=dict)  # the algorithm's, unless given
+    options: Mapping[str, Any] = field(default_factory=dict)  # advice for any algorithm
+    own_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one of a name
+    evaluate_every: int = 1
+    finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and exports
 
 
 class Task(Protocol):
     """A frozen dataclass whose fields are the options of `rabo run TASK`."""
 
-    def build(self, capacities: Sequence[Resources], seed: int, device: str) -> Setup: ...
+    def build(
+        self, capacities: Sequence[Resources], rounds: int, seed: int, device: str
+    ) -> Setup: ...

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from rabo.algorithms import State
@@ -40,7 +39,9 @@ class DigitsTask:
     width: Annotated[int, "hidden units of the full model"] = 128
     penalty: Annotated[float, "weight penalty of the classifier"] = 0.01
 
-    def build(self, capacities: Sequence[Resources], seed: int, device: str) -> Setup:
+    def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
+        from sklearn.datasets import load_digits  # slow to import
+
         images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
         order = torch.randperm(len(labels), generator=stream(seed, "digits"))
         images, labels = (images.float() / 16)[order].to(device), labels[order].to(device)

@@ -85,7 +85,8 @@ class Quadratic:
 
     def restrict(self, cut: Cut) -> "Quadratic":
         """Keep rows and columns: really smaller matrices."""
-        return replace(self, keep=(cut.kept["x"], cut.kept["y"]))
+        whole = (torch.arange(len(self.coefficients.s)), torch.arange(len(self.coefficients.c)))
+        return replace(self, keep=(cut.kept.get("x", whole[0]), cut.kept.get("y", whole[1])))
 
     @property
     def shape_key(self) -> Any:
@@ -198,7 +199,7 @@ class QuadraticTask:
     heterogeneity: Annotated[float, "how much clients differ (0: not at all)"] = 1.0
     noise: Annotated[float, "size of the gradient noise"] = 0.0
 
-    def build(self, capacities: Sequence[Resources], seed: int, device: str) -> Setup:
+    def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         family = random_quadratic(
             stream(seed, "quadratic"), self.dim_x, self.dim_y, heterogeneity=self.heterogeneity
         )

@@ -1,0 +1,127 @@
+"""Rounds of RABO by capacity: `python benchmarks/rounds.py`.
+
+Two clients learn a backbone x under a linear head y, 5-way 1-shot on random 28x28 images. A round
+is timed as the algorithm runs it: without the first calls, which are metered, without measuring
+β, and without the full-size probe that a `Federation` takes for its accounts.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timing import interleave, machine, print_table, ratio, write_json
+from torch import Tensor, nn
+
+from rabo import RABO, ConjugateGradient, Problem
+from rabo.algorithms import Cohort
+from rabo.ledger import Ledger
+from rabo.models.convolutional import Conv4, ResNet12
+from rabo.runtimes import InProcess
+
+CAPACITIES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+NUM_CLIENTS, NUM_WAYS, NUM_SHOTS, NUM_QUERIES = 2, 5, 1, 5  # shots and queries per class
+TARGET = 0.45  # of a full round, for a round at half the width
+
+BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {
+    "ResNet-12": lambda: (ResNet12(), 640),
+    "Conv4": lambda: (Conv4(64), 64),
+}
+
+
+def few_shot(backbone: nn.Module, num_features: int) -> Problem:
+    """Return the problem of one backbone, without data."""
+
+    def inner(z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+        penalty = 0.01 * sum(w.square().sum() for w in y.values()) / 2
+        return F.cross_entropy(y(z), data[1]) + penalty
+
+    return Problem(
+        inner=inner,
+        outer=lambda z, y, data: F.cross_entropy(y(z), data[1]),
+        features=lambda x, data: x(data[0]),
+        x=backbone,
+        y=nn.Linear(num_features, NUM_WAYS),
+        example=torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0)),
+    )
+
+
+def episode(num_images: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return random images with `num_images` of each class."""
+    labels = torch.arange(NUM_WAYS).repeat(num_images)
+    return torch.randn(len(labels), 1, 28, 28, generator=generator), labels
+
+
+def rounds_of(backbone: nn.Module, num_features: int) -> dict[float, Callable[[], Any]]:
+    """Return, for every capacity, a round in which all clients have it."""
+    problem, generator = few_shot(backbone, num_features), torch.Generator().manual_seed(1)
+    clients = {
+        client: problem.on(
+            inner=episode(NUM_SHOTS, generator), outer=episode(NUM_QUERIES, generator)
+        )
+        for client in range(NUM_CLIENTS)
+    }
+    algorithm = RABO(hypergradient=ConjugateGradient(num_iterations=10), beta=0.01)
+    state = algorithm.init(clients[0])
+    channels = clients[0].channels
+
+    def round_at(capacity: float) -> Callable[[], Any]:
+        cohort, ledger = Cohort(channels, dict.fromkeys(clients, capacity)), Ledger(
+            InProcess(clients)
+        )
+
+        def work() -> Any:
+            ledger.begin(state.x, state.y)
+            return algorithm.round(state, cohort, ledger)
+
+        return work
+
+    return {capacity: round_at(capacity) for capacity in CAPACITIES}
+
+
+def compare(name: str, repeats: int) -> list[dict[str, Any]]:
+    """Time rounds at all capacities in turn."""
+    torch.manual_seed(0)
+    work = {f"{c:g}": round_ for c, round_ in rounds_of(*BACKBONES[name]()).items()}
+    times = interleave(work, repeats)
+    return [
+        {
+            "backbone": name,
+            "capacity": float(capacity),
+            "milliseconds": 1000 * statistics.median(seconds),
+            "ratio": ratio(seconds, times["1"]),
+        }
+        for capacity, seconds in times.items()
+    ]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--repeats", type=int, default=15)
+    options.add_argument("--json", type=Path, default=Path("runs/benchmarks/rounds.json"))
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for name in BACKBONES for row in compare(name, chosen.repeats)]
+    print_table(
+        [
+            {
+                "backbone": row["backbone"],
+                "capacity": f"{row['capacity']:g}",
+                "CPU ms": f"{row['milliseconds']:.1f}",
+                "x full": f"{row['ratio']:.3f}",
+            }
+            for row in rows
+        ]
+    )
+    for row in rows:
+        if row["capacity"] == 0.5:
+            verdict = "within" if row["ratio"] <= TARGET else "beyond"
+            print(f"{row['backbone']}: {row['ratio']:.3f} of a full round, {verdict} {TARGET}")
+    write_json(chosen.json, {"machine": machine(), "repeats": chosen.repeats, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

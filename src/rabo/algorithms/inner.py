@@ -1,0 +1,122 @@
+"""Lines 4-20 of Algorithm 1: local steps on y, and the mean over the clients that held an entry."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from rabo.algorithms.base import Cohort, Cuts, State, draw, spread
+from rabo.algorithms.curvature import largest_curvature
+from rabo.hypergradients.linearisation import gradient
+from rabo.masks import Importance, MaskPolicy
+from rabo.problem import BilevelProblem
+from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.submodel import CoveredMean
+from rabo.tree import as_leaves, leaves
+
+
+class StepSizeWarning(UserWarning):
+    """A step size for which the inner problem cannot converge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerLevel:
+    """T local steps on y with step size β: a number, a function of the round, or measured."""
+
+    policy: MaskPolicy = field(default_factory=Importance)
+    beta: float | Callable[[int], float] | Literal["auto"] = "auto"
+    momentum: float = 0.0  # of the local steps; starts from zero in every round
+    num_inner_steps: int = 5  # T
+    calibrate_every: int = 10  # rounds between measurements of l_{g,1} when β is "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.beta, (int, float)) and not self.beta > 0:
+            raise ValueError(f"beta must be positive or 'auto', got {self.beta}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.num_inner_steps < 1:
+            raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
+        if self.calibrate_every < 1:
+            raise ValueError(f"calibrate_every must be at least 1, got {self.calibrate_every}")
+
+    def init(self, problem: BilevelProblem) -> State:
+        x, y = problem.start()
+        return State(0, x, y)
+
+    def prepare(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        """Measure l_{g,1}; warn where β is beyond 2/l_{g,1}."""
+        if callable(self.beta):
+            return state  # a schedule is chosen by hand, for problems that are not convex
+        cuts = Cuts(self.policy, state, cohort, self.seed)
+        largest = largest_curvature(state, cuts, runtime, self.seed)
+        if self.beta != "auto" and self.beta > 2 / largest:
+            warnings.warn(
+                f"beta = {self.beta:g} exceeds 2/l_g1 = {2 / largest:g}: the inner steps diverge. "
+                f"Use beta = {1 / (2 * largest):.3g} (1/(2 l_g1)), or beta='auto'.",
+                StepSizeWarning,
+                stacklevel=3,
+            )
+        return replace(state, scalars={**state.scalars, "largest_curvature": largest})
+
+    def train_inner(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, set[int]]:
+        """Lines 6-20: y_{q+1}, and the clients that took part."""
+        state = self._with_beta(state, cuts, runtime)
+        moved, answered = CoveredMean(state.y), set()
+        for client, reply in runtime.map(self.update_inner, self._inner_tasks(state, cuts)):
+            moved.add(cuts[client].y, reply.arrays["y"])  # lines 6-10
+            answered.add(client)
+        return replace(state, y=moved.step(state.y, 1.0)), answered  # lines 12-20
+
+    def _inner_tasks(self, state: State, cuts: Cuts) -> Iterator[tuple[int, Task]]:
+        beta = {"beta": state.scalars["beta"]}
+        x, y = cuts.extract("x", state.x), cuts.extract("y", state.y)
+        for client, cut in cuts.items():
+            yield client, Task(self.seed, state.round, cut, {"x": x(client), "y": y(client)}, beta)
+
+    def _with_beta(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
+        """Set β: as given, or 1/(2 l_{g,1}) as measured last."""
+        if self.beta != "auto":
+            beta = self.beta(state.round) if callable(self.beta) else self.beta
+            return replace(state, scalars={**state.scalars, "beta": beta})
+        largest = state.scalars.get("largest_curvature", 0.0)
+        if not largest or (state.round and state.round % self.calibrate_every == 0):
+            largest = largest_curvature(state, cuts, runtime, self.seed)
+        scalars = {"largest_curvature": largest, "beta": 1 / (2 * largest)}
+        return replace(state, scalars={**state.scalars, **scalars})
+
+    def update_inner(self, task: Task, local: Local) -> Reply:
+        """Lines 6-10, on the client: T steps on the submodel, then the way it went.
+
+        Departs from line 10, whose sign would make line 18 step uphill, and sends y_0 − y_T itself:
+        β cancels.
+        """
+        problem, x = local.problem, task.arrays["x"]
+        start = spread(task.arrays["y"], problem.copies)
+        y, data, z, velocity = start, None, None, None
+        for t in range(self.num_inner_steps):
+            batch = draw(local, task, t)
+            if t == 0 or batch.inner is not data:  # features of the same data serve all steps
+                data = batch.inner
+                with torch.no_grad():
+                    z = problem.features(x, data)
+            y = as_leaves(y)
+            slope = gradient(problem.inner(z, y, data), leaves(y))  # line 7
+            velocity = self._accelerate(velocity, slope)
+            beta = task.scalars["beta"]
+            y = {k: v.detach() - beta * s for (k, v), s in zip(y.items(), velocity, strict=True)}
+        local.memory["x"] = x
+        change = {k: start[k] - y[k] for k in start}
+        if problem.copies > 1:
+            local.memory["y"] = y
+            change = {k: v.mean(dim=0) for k, v in change.items()}
+        return Reply({"y": change})
+
+    def _accelerate(
+        self, velocity: list[torch.Tensor] | None, slope: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if velocity is None or not self.momentum:
+            return slope
+        return [self.momentum * v + s for v, s in zip(velocity, slope, strict=True)]

@@ -1,0 +1,74 @@
+"""How the server moves along an averaged direction."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import cos, pi
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rabo.submodel import CoveredMean
+from rabo.tree import Params
+
+
+class OuterStep(Protocol):
+    """x_{q+1} from x_q, the mean hypergradient and its own memory; uncovered entries stay."""
+
+    def __call__(
+        self, full: Params, mean: CoveredMean, size: float, memory: Mapping[str, Params]
+    ) -> tuple[Params, Mapping[str, Params]]: ...
+
+
+@dataclass(frozen=True)
+class Descent:
+    """x − α·mean, as in lines 25-33."""
+
+    def __call__(
+        self, full: Params, mean: CoveredMean, size: float, memory: Mapping[str, Params]
+    ) -> tuple[Params, Mapping[str, Params]]:
+        return mean.step(full, size), memory
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam on the server, entry by entry: an entry nobody covered keeps its moments too.
+
+    Departs from lines 25-33, which take a plain step: the entries of x can differ in scale by
+    orders of magnitude (the weights and offsets of a loss do).
+    """
+
+    decay: float = 0.9
+    square_decay: float = 0.999
+    epsilon: float = 1e-8
+
+    def __call__(
+        self, full: Params, mean: CoveredMean, size: float, memory: Mapping[str, Params]
+    ) -> tuple[Params, Mapping[str, Params]]:
+        slopes = mean.mean()
+        kept: dict[str, dict[str, Tensor]] = {"first": {}, "second": {}, "steps": {}}
+        moved = {}
+        for name, value in full.items():
+            zero = torch.zeros_like(value)
+            first, second, steps = (memory.get(k, {}).get(name, zero) for k in kept)
+            here = mean.count.get(name, zero) > 0
+            slope = slopes[name]
+            steps = steps + here
+            first = torch.where(here, first.lerp(slope, 1 - self.decay), first)
+            second = torch.where(here, second.lerp(slope.square(), 1 - self.square_decay), second)
+            root = (second / (1 - self.square_decay**steps).clamp(min=self.epsilon)).sqrt()
+            step = first / (1 - self.decay**steps).clamp(min=self.epsilon) / (root + self.epsilon)
+            moved[name] = torch.where(here, value - size * step, value)
+            kept["first"][name], kept["second"][name], kept["steps"][name] = first, second, steps
+        return moved, kept
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """A step size that falls from its start to zero along half a cosine."""
+
+    start: float
+    rounds: int
+
+    def __call__(self, round: int) -> float:
+        return self.start * (1 + cos(pi * min(round, self.rounds) / self.rounds)) / 2

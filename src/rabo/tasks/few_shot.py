@@ -1,0 +1,228 @@
+"""Hyper-representation for few-shot learning (the paper's first experiment).
+
+x is a backbone, y the head of an N-way K-shot task: y is fitted to the support set, x so that this
+y does well on the queries.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn, vmap
+
+from rabo.algorithms import State
+from rabo.data.characters import Characters, Split
+from rabo.data.episodes import Tasks, check_task, sample_tasks
+from rabo.data.glyphs import make_glyphs
+from rabo.data.omniglot import load_omniglot
+from rabo.data.splits import character_shards, dirichlet
+from rabo.errors import lookup
+from rabo.ledger import Ledger
+from rabo.models.convolutional import Conv4, ResNet12
+from rabo.problem import Batch, Problem
+from rabo.resources import Resources
+from rabo.seeding import seed_of, stream
+from rabo.solve import Client
+from rabo.tasks.adaptation import accuracy_interval, adapt_heads
+from rabo.tasks.base import Setup
+from rabo.tasks.pictures import draw_tasks
+from rabo.tree import Params
+
+CHUNK = 50  # test tasks that are adapted at once
+VALIDATION_ALPHABETS = 6  # of the training alphabets, held out for choosing settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewShotTask:
+    """Learn features under which a head learns new characters from a few drawings."""
+
+    dataset: Annotated[str, "omniglot, or glyphs (generated: needs no download)"] = "glyphs"
+    data_root: Annotated[str, "folder of the data (else RABO_DATA, else the user cache)"] = ""
+    download: Annotated[bool, "download what is missing"] = False
+    ways: Annotated[int, "classes of a task (N)"] = 5
+    shots: Annotated[int, "support drawings per class (K)"] = 1
+    queries: Annotated[int, "query drawings per class in training (0: 20 - K)"] = 0
+    tasks: Annotated[int, "tasks of a client and round"] = 4
+    backbone: Annotated[str, "resnet12 or conv4"] = "resnet12"
+    channels: Annotated[str, "widths of the backbone (64,160,320,640; conv4: 64)"] = ""
+    head: Annotated[str, "linear or mlp"] = "linear"
+    heads: Annotated[str, "per-task, or shared (the paper)"] = "per-task"
+    penalty: Annotated[float, "weight penalty of the head"] = 0.05
+    split: Annotated[str, "shards (by character), or dirichlet (by alphabet)"] = "shards"
+    concentration: Annotated[float, "of the Dirichlet split"] = 0.1
+    test_tasks: Annotated[int, "tasks of an evaluation"] = 600
+    test_steps: Annotated[int, "steps with which a head adapts to a test task"] = 100
+    held_out: Annotated[str, "test alphabets, or validation (training alphabets)"] = "test"
+
+    def __post_init__(self) -> None:
+        _choose("dataset", self.dataset, ("omniglot", "glyphs"))
+        _choose("backbone", self.backbone, ("resnet12", "conv4"))
+        _choose("head", self.head, ("linear", "mlp"))
+        _choose("heads", self.heads, ("per-task", "shared"))
+        _choose("split", self.split, ("shards", "dirichlet"))
+        _choose("held_out", self.held_out, ("test", "validation"))
+
+    def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
+        train, test = self._load(seed)
+        train, test = train.to(device), test.to(device)
+        shards = self._shards(train, len(capacities), seed)
+        for shard in shards:
+            check_task(len(shard), train.images.shape[1], self.ways, self.shots, 1, self.tasks)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of(seed, "init"))
+            problem = self.problem(device)
+        clients = [
+            Client(problem.on(inner=train.select(s), outer=None), capacity)
+            for s, capacity in zip(shards, capacities, strict=True)
+        ]
+        judge = _Judge(self, problem, test, seed)
+        options = {"num_inner_steps": 20, "alpha": 0.1}
+        return Setup(clients, judge, "accuracy", options, evaluate_every=20, finish=judge.draw)
+
+    def problem(self, device: str) -> Problem:
+        """The bilevel problem of all clients: g on support sets, f on queries."""
+        backbone, num_features = self._backbone()
+        copies = self.tasks if self.heads == "per-task" else 1
+        return Problem(
+            inner=self._inner,
+            outer=_cross_entropy,
+            features=represent,
+            x=backbone.to(device),
+            y=self._head(num_features).to(device),
+            example=torch.rand(8, 1, 28, 28, generator=stream(0, "example")).to(device),
+            sample=self._sample,
+            redraw="round",
+            copies=copies,
+        )
+
+    def _inner(self, z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+        # every task has the mean loss of its support set, and its own share of the penalty
+        squares = sum(w.square().sum() for w in y.values()) / max(1, y.copies)
+        return _cross_entropy(z, y, data) + self.penalty / 2 * squares
+
+    def _sample(self, data: Batch, generator: Generator) -> Batch:
+        queries = self.queries or None
+        t = sample_tasks(
+            data.inner,
+            ways=self.ways,
+            shots=self.shots,
+            queries=queries,
+            num_tasks=self.tasks,
+            generator=generator,
+        )
+        return Batch((t.support, t.support_labels), (t.query, t.query_labels))
+
+    def _load(self, seed: int) -> Split:
+        if self.dataset == "glyphs":
+            data = make_glyphs(0)
+        else:
+            data = load_omniglot(self.data_root or None, download=self.download)
+        if self.held_out == "test":
+            return data
+        names = sorted(set(data.train.alphabets))
+        order = torch.randperm(len(names), generator=stream(0, "validation")).tolist()
+        held = {names[i] for i in order[:VALIDATION_ALPHABETS]}
+        inside = torch.tensor([name in held for name in data.train.alphabets])
+        return Split(
+            data.train.select((~inside).nonzero().squeeze(1)),
+            data.train.select(inside.nonzero().squeeze(1)),
+        )
+
+    def _shards(self, train: Characters, num_clients: int, seed: int) -> Sequence[Tensor]:
+        generator = stream(seed, "shards")
+        if self.split == "shards":
+            return character_shards(len(train), num_clients, generator)
+        names = sorted(set(train.alphabets))
+        labels = torch.tensor([names.index(name) for name in train.alphabets])
+        return dirichlet(labels, num_clients, self.concentration, generator, min_size=self.ways)
+
+    def _backbone(self) -> tuple[nn.Module, int]:
+        default = "64,160,320,640" if self.backbone == "resnet12" else "64"
+        widths = [int(w) for w in (self.channels or default).split(",")]
+        if self.backbone == "resnet12":
+            if len(widths) != 4:
+                raise ValueError(f"resnet12 must have four widths, got {self.channels!r}")
+            return ResNet12(widths), widths[-1]
+        return Conv4(widths[0]), widths[0]
+
+    def _head(self, num_features: int) -> nn.Module:
+        """Start linear heads from zero: tasks label their classes at random."""
+        if self.head == "mlp":
+            return nn.Sequential(nn.Linear(num_features, 64), nn.Tanh(), nn.Linear(64, self.ways))
+        head = nn.Linear(num_features, self.ways)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        return head
+
+
+def represent(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+    """Features of all tasks at once, with batch statistics of each task, of unit size on average.
+
+    Their size bounds the curvature of the head's problem, l_{g,1}, whatever the backbone does.
+    """
+    z = vmap(x)(data[0])
+    return z / z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
+
+
+def _cross_entropy(z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(y(z).flatten(0, 1), data[1].flatten())
+
+
+def _choose(name: str, value: str, known: Sequence[str]) -> None:
+    lookup(name.replace("_", "-"), value, dict.fromkeys(known, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """Accuracy on held-out alphabets: heads adapt to support sets, x stays as it is."""
+
+    task: FewShotTask
+    problem: Problem
+    characters: Characters
+    seed: int
+
+    def __call__(self, state: State, ledger: Ledger) -> dict[str, float]:
+        """Judge the entries that were ever trained, and the full model where that is more."""
+        trained = {n: ledger.ever_trained(n, getattr(state, n)) for n in ("x", "y")}
+        mean, interval = accuracy_interval(self._accuracies(**trained))
+        found = {"accuracy": mean, "interval": interval}
+        if ledger.summary()["x_trained"] < 1:
+            found["full_accuracy"], _ = accuracy_interval(self._accuracies(state.x, state.y))
+        return found
+
+    def _accuracies(self, x: Params, y: Params) -> Tensor:
+        chunks = []
+        for start in range(0, self.task.test_tasks, CHUNK):
+            tasks = self._tasks(start, min(CHUNK, self.task.test_tasks - start))
+            guesses = self._guesses(x, y, tasks)
+            chunks.append((guesses == tasks.query_labels).double().mean(dim=1))
+        return torch.cat(chunks)
+
+    def _tasks(self, first: int, number: int) -> Tasks:
+        """Test tasks are the same for every run and round."""
+        return sample_tasks(
+            self.characters,
+            ways=self.task.ways,
+            shots=self.task.shots,
+            num_tasks=number,
+            generator=stream("test tasks", first),
+        )
+
+    def _guesses(self, x: Params, y: Params, tasks: Tasks) -> Tensor:
+        own = replace(self.problem, copies=len(tasks.support)).on(inner=None, outer=None)
+        support = (tasks.support, tasks.support_labels)
+        with torch.no_grad():
+            z = own.features(x, support)
+            queries = own.features(x, (tasks.query, tasks.query_labels))
+        heads = adapt_heads(own, z, y, support, self.task.test_steps)
+        with torch.no_grad():
+            return own.call(heads, queries).argmax(dim=2)
+
+    def draw(self, state: State, ledger: Ledger, out: Path) -> None:
+        """Write a picture of some test tasks with right and wrong predictions."""
+        tasks = self._tasks(0, min(4, self.task.test_tasks))
+        trained = {n: ledger.ever_trained(n, getattr(state, n)) for n in ("x", "y")}
+        draw_tasks(tasks, self._guesses(**trained, tasks=tasks), out / "tasks.png")

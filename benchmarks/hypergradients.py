@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from problems import Case, Loss, few_shot, logistic
-from timing import interleave, machine, print_table, ratio, write_json
+from timing import interleave, machine, prepare, print_table, ratio, write_json
 from torch import Tensor
 from torch.autograd import grad
 
@@ -103,7 +103,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=30)
     options.add_argument("--json", type=Path, default=Path("runs/benchmarks/hypergradients.json"))
     chosen = options.parse_args()
-    torch.set_num_threads(1)
+    prepare()
     rows = compare(logistic, ESTIMATORS, chosen.repeats)
     rows += compare(few_shot, ESTIMATORS, chosen.repeats)
     small = compare(lambda **kind: logistic(200, **kind), COORDINATES, 5)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import interleave, machine, print_table, ratio, write_json
+from timing import interleave, machine, prepare, print_table, ratio, write_json
 from torch import Tensor, nn
 
 from rabo import RABO, ConjugateGradient, Problem
@@ -103,7 +103,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=15)
     options.add_argument("--json", type=Path, default=Path("runs/benchmarks/rounds.json"))
     chosen = options.parse_args()
-    torch.set_num_threads(1)
+    prepare()
     rows = [row for name in BACKBONES for row in compare(name, chosen.repeats)]
     print_table(
         [

@@ -1,5 +1,6 @@
 """CPU time of competing functions, measured side by side."""
 
+import ctypes
 import gc
 import json
 import os
@@ -11,6 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+
+
+def prepare() -> None:
+    """Use one thread, and let the allocator keep what it has.
+
+    glibc gives large blocks back to the system by rules that depend on what ran before; fetching
+    them again is up to a quarter of the time of a convolutional net, and comes and goes by chance.
+    """
+    torch.set_num_threads(1)
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(M_MMAP_THRESHOLD, 2**30)
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:

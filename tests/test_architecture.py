@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rabo"
 
 LAYERS = [
     ["tree", "seeding", "errors"],
-    ["channels", "metering", "curvature", "models"],
+    ["channels", "metering", "curvature", "models", "data"],
     ["submodel", "resources"],
     ["compact"],
     ["discovery"],

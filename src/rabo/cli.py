@@ -143,15 +143,10 @@ def _print_result(result: Result, folder: Path) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in result.metrics.items():
         table.add_row(name.replace("_", " "), f"{value:.4g}")
-    cost, full = result.cost, result.full_cost
-    rows = {
-        "multiply-adds": (cost.multiply_adds, full.multiply_adds),
-        "bytes up": (cost.bytes_up, full.bytes_up),
-        "bytes down": (cost.bytes_down, full.bytes_down),
-    }
-    for name, (spent, whole) in rows.items():
-        share = f"  ({spent / whole:.1%} of the full model)" if whole else ""
-        table.add_row(name, f"{spent:,}{share}")
+    cost = result.cost
+    for name, share in result.relative_cost.items():
+        spent = f"{getattr(cost, name):,}  ({share:.1%} of the full model)"
+        table.add_row(name.replace("multiply_adds", "multiply-adds").replace("_", " "), spent)
     table.add_row("peak memory of a client", f"{cost.peak_memory_bytes:,} bytes")
     table.add_row("seconds on clients", f"{cost.seconds:.1f}")
     for level in ("x", "y"):

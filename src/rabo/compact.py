@@ -125,8 +125,8 @@ def _difference(
         group: torch.randperm(n, generator=generator)[: max(1, int(fractions[group] * n))]
         for group, n in channels.units.items()
     }
-    double = uses_batch_statistics(chain).double().eval()
-    inputs = map_leaves(lambda t: t.double() if t.is_floating_point() else t, example)
+    double = uses_batch_statistics(chain).cpu().double().eval()
+    inputs = map_leaves(lambda t: t.cpu().double() if t.is_floating_point() else t.cpu(), example)
     full = {name: p.detach() for name, p in double.named_parameters()}
     parts = cut(channels, kept)
     small = narrow(double, structure, {group: len(units) for group, units in kept.items()})

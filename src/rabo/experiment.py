@@ -131,6 +131,7 @@ class RunFolder:
             "metrics": result.metrics,
             "cost": result.cost._asdict(),
             "full_model_cost": result.full_cost._asdict(),
+            "relative_cost": result.relative_cost,
             "cost_by_phase": {k: v._asdict() for k, v in result.ledger.by_phase.items()},
             "coverage": dict(result.coverage),
             "versions": versions(),

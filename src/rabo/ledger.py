@@ -46,23 +46,21 @@ class Ledger:
     trained: dict[Level, dict[str, Tensor]] = field(default_factory=lambda: {"x": {}, "y": {}})
     minimum: dict[Level, int | None] = field(default_factory=lambda: {"x": None, "y": None})
     _parts: dict[Level, Counter[Part]] = field(default_factory=dict)
-    _told: set[int] = field(default_factory=set)
     _full: Mapping[Level, Params] = field(default_factory=dict)
 
     def begin(self, x: Params, y: Params) -> None:
         """Open a round on the full model it starts from."""
         self._full = {"x": x, "y": y}
         self._parts = {"x": Counter(), "y": Counter()}
-        self._told, self.entries = set(), []
+        self.entries = []
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         sent = dict(tasks)
         for client, reply in self.runtime.map(work, sent.items()):
             task = sent[client]
             down = num_bytes(task.arrays)
-            if client not in self._told:  # the cut travels once a round
+            if "x" in task.arrays:  # x travels with its cut, the client keeps both for the round
                 down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
-                self._told.add(client)
             cost = reply.cost._replace(bytes_down=down, bytes_up=num_bytes(reply.arrays))
             self._book(Entry(task.round, client, work.__name__, cost, reply.scalars))
             if "x" in reply.arrays:

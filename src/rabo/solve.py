@@ -78,6 +78,14 @@ class Result:
     ledger: Ledger = field(repr=False)
 
     @property
+    def relative_cost(self) -> dict[str, float]:
+        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside."""
+        phases = self.ledger.by_phase.items()
+        spent = reduce(Cost.plus, (c for p, c in phases if p != "measure_curvature"), Cost())
+        names = ("multiply_adds", "bytes_up", "bytes_down")
+        return {n: getattr(spent, n) / max(1, getattr(self.full_cost, n)) for n in names}
+
+    @property
     def metrics(self) -> dict[str, float]:
         """The last value of every metric."""
         return {name: v for done in self.history for name, v in done.metrics.items()}
@@ -167,7 +175,11 @@ class Federation:
         for client in (i for i, width in present.items() if width == 1.0):
             key = (self.clients[client].problem.shape_key, 1.0)
             if key not in self._probed:
-                own = [e.cost for e in self.ledger.entries if e.client == client]
+                own = [
+                    e.cost
+                    for e in self.ledger.entries
+                    if e.client == client and e.phase != "measure_curvature"
+                ]
                 self._probed[key] = reduce(Cost.plus, own, Cost())
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:

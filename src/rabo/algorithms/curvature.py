@@ -17,7 +17,9 @@ def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> 
         (client, Task(seed, state.round, cut, {"x": x(client), "y": y(client)}))
         for client, cut in cuts.items()
     )
-    found = [reply.scalars["largest"] for _, reply in runtime.map(measure_curvature, tasks)]
+    found = [
+        reply.scalars["largest_curvature"] for _, reply in runtime.map(measure_curvature, tasks)
+    ]
     largest = max(found, default=0.0)
     if not largest > 0:
         raise NonFiniteError(
@@ -35,4 +37,4 @@ def measure_curvature(task: Task, local: Local) -> Reply:
     system = Exact(View(problem, task.arrays["x"], y, batch))
     generator = stream(task.seed, task.round, local.client, "lanczos")
     found = lanczos(system.product, system.rhs, NUM_PRODUCTS, generator)
-    return Reply({}, {"largest": found.largest, "smallest": found.smallest})
+    return Reply({}, {"largest_curvature": found.largest, "smallest_curvature": found.smallest})

@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(THREADS) $(BIN)/rabo run digits --capacities 1,1/2,1/4,1/8,1/16 --clients 10 --rounds 60
+	$(BIN)/rabo demo
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -55,6 +55,7 @@ def run_task(
     hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
     alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
     beta: Annotated[str | None, typer.Option(help="inner step size, or auto")] = None,
+    momentum: Annotated[float | None, typer.Option(help="of the inner steps")] = None,
     inner_steps: Annotated[int | None, typer.Option(help="inner steps T of a round")] = None,
     participation: Annotated[float, typer.Option(help="fraction of clients per round")] = 1.0,
     seed: Annotated[int, typer.Option(help="seed of data, model and draws")] = 0,
@@ -68,6 +69,7 @@ def run_task(
         "hessian": hessian,
         "alpha": alpha,
         "beta": beta if beta in (None, "auto") else _number("beta", beta),
+        "momentum": momentum,
         "num_inner_steps": inner_steps,
     }
     experiment = Experiment(
@@ -192,6 +194,43 @@ def _command_for(name: str, kind: type[Task]) -> Callable[..., None]:
 
 for _name, _kind in TASKS.items():
     run_app.command(_name)(_command_for(_name, _kind))
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(help="rounds of each run")] = 30,
+    out: Annotated[Path | None, typer.Option(help="folder of the runs (runs/demo-...)")] = None,
+) -> None:
+    """Learn to learn drawn characters: RABO on unequal clients against the full model."""
+    folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
+    table = Table("few-shot, 5-way 1-shot", "accuracy", "multiply-adds", "bytes", "C*_x, trained")
+    for name, capacities in {"rabo": "1,1/2,1/4,1/8,1/16", "full model": "1"}.items():
+        experiment = Experiment(
+            task="few-shot",
+            task_options={"backbone": "conv4", "channels": "32", "queries": 5, "test_tasks": 200},
+            clients=5,
+            capacities=capacities,
+            rounds=rounds,
+            evaluate_every=max(1, rounds // 3),
+        )
+        where = folder / name.replace(" ", "-")
+        with _progress(name, rounds) as show:
+            result = _guarded(lambda e=experiment, w=where, s=show: run(e, w, s), where)
+        table.add_row(name, *_demo_row(result))
+    console.print(table)
+    console.print(f"pictures of tasks: {folder}/*/tasks.png", highlight=False, soft_wrap=True)
+    console.print(f"folders of the runs: {folder}", highlight=False, soft_wrap=True)
+
+
+def _demo_row(result: Result) -> list[str]:
+    metrics, share = result.metrics, result.relative_cost
+    traffic = (result.cost.bytes_up + result.cost.bytes_down) / 1e6
+    return [
+        f"{metrics['accuracy']:.1%} ± {metrics['interval']:.1%}",
+        f"{result.cost.multiply_adds / 1e9:,.0f} G ({share['multiply_adds']:.0%})",
+        f"{traffic:,.0f} MB ({share['bytes_up']:.0%})",
+        f"{result.coverage['x_min']}, {result.coverage['x_trained']:.0%}",
+    ]
 
 
 @app.command()

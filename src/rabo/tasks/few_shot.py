@@ -50,7 +50,7 @@ class FewShotTask:
     channels: Annotated[str, "widths of the backbone (64,160,320,640; conv4: 64)"] = ""
     head: Annotated[str, "linear or mlp"] = "linear"
     heads: Annotated[str, "per-task, or shared (the paper)"] = "per-task"
-    penalty: Annotated[float, "weight penalty of the head"] = 0.05
+    penalty: Annotated[float, "weight penalty of the head"] = 0.003
     split: Annotated[str, "shards (by character), or dirichlet (by alphabet)"] = "shards"
     concentration: Annotated[float, "of the Dirichlet split"] = 0.1
     test_tasks: Annotated[int, "tasks of an evaluation"] = 600
@@ -79,7 +79,7 @@ class FewShotTask:
             for s, capacity in zip(shards, capacities, strict=True)
         ]
         judge = _Judge(self, problem, test, seed)
-        options = {"num_inner_steps": 20, "alpha": 0.1}
+        options = {"num_inner_steps": 20, "momentum": 0.8, "alpha": 0.3}
         return Setup(clients, judge, "accuracy", options, evaluate_every=20, finish=judge.draw)
 
     def problem(self, device: str) -> Problem:

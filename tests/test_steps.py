@@ -1,0 +1,121 @@
+"""Server steps, schedules and local momentum against torch's own optimisers."""
+
+import pytest
+import torch
+
+import rabo
+from problems import curved_problem
+from rabo.algorithms import Adam, Cosine, FedAvg
+from rabo.channels import declare
+from rabo.hypergradients.linearisation import Exact, Recomputed, View
+from rabo.hypergradients.solvers import conjugate_gradient
+from rabo.seeding import stream
+from rabo.submodel import CoveredMean, cut
+from rabo.tasks.quadratic import random_quadratic
+
+X = {"x": torch.tensor([1.0, -2.0, 3.0, 0.5])}
+CHANNELS = declare({"x.x": ("x",)}, X, {})
+
+
+def averaged(slope, kept):
+    part = cut(CHANNELS, {"x": kept}).x
+    mean = CoveredMean(X)
+    mean.add(part, part.extract({"x": slope}))
+    return mean
+
+
+def test_adam_on_the_server_is_adam_where_everything_is_covered():
+    parameter = torch.nn.Parameter(X["x"].clone())
+    reference = torch.optim.Adam([parameter], lr=0.1)
+    x, memory = X, {}
+    for t in range(5):
+        slope = torch.sin(torch.arange(4.0) + t)
+        parameter.grad = slope.clone()
+        reference.step()
+        x, memory = Adam()(x, averaged(slope, torch.arange(4)), 0.1, memory)
+    torch.testing.assert_close(x["x"], parameter.detach())
+
+
+def test_adam_leaves_uncovered_entries_and_their_moments_alone():
+    x, memory = X, {}
+    for _ in range(3):
+        x, memory = Adam()(x, averaged(torch.ones(4), torch.tensor([0, 2])), 0.1, memory)
+    assert torch.equal(x["x"][[1, 3]], X["x"][[1, 3]])
+    assert memory["steps"]["x"].tolist() == [3, 0, 3, 0]
+    late, _ = Adam()(x, averaged(torch.ones(4), torch.tensor([1])), 0.1, memory)
+    assert float(late["x"][1]) == pytest.approx(-2.1, abs=1e-4)  # its own first step
+
+
+def test_a_cosine_falls_from_start_to_zero():
+    cosine = Cosine(0.4, 10)
+    assert [cosine(q) for q in (0, 5, 10, 11)] == pytest.approx([0.4, 0.2, 0, 0])
+
+
+def test_local_momentum_is_that_of_sgd():
+    family = random_quadratic(stream(0), 3, 4)
+    problem = family.client(stream(1))
+    algorithm = FedAvg(beta=0.02, momentum=0.9, num_inner_steps=6)
+    result = rabo.solve([rabo.Client(problem)], algorithm=algorithm, rounds=1)
+    x, y = problem.start()
+    parameter = torch.nn.Parameter(y["y"].clone())
+    sgd = torch.optim.SGD([parameter], lr=0.02, momentum=0.9)
+    for _ in range(6):
+        sgd.zero_grad()
+        problem.inner(x, {"y": parameter}, None).backward()
+        sgd.step()
+    torch.testing.assert_close(result.y["y"], parameter.detach())
+
+
+def test_fedavg_trains_y_and_leaves_x_alone():
+    problem = random_quadratic(stream(0), 3, 4).client(stream(1))
+    result = rabo.solve([rabo.Client(problem)], algorithm="fedavg", rounds=200)
+    x, _ = problem.start()
+    truth = torch.linalg.solve(
+        problem.coefficients.H, problem.coefficients.B @ x["x"] + problem.coefficients.c
+    )
+    assert torch.equal(result.x["x"], x["x"])
+    torch.testing.assert_close(result.y["y"], truth)
+    assert result.coverage["x_trained"] == 0
+
+
+def test_x_waits_for_the_warm_up():
+    problem = random_quadratic(stream(0), 3, 4).client(stream(1))
+    states = []
+    federation = rabo.Federation([rabo.Client(problem)], rabo.RABO(warm_up=2))
+    for _ in federation.run(3):
+        states.append(federation.state.x["x"])
+    x, _ = problem.start()
+    assert [torch.equal(s, x["x"]) for s in states] == [True, True, False]
+
+
+def test_recomputed_products_are_exact_products():
+    problem = curved_problem(0)
+    x, y = problem.start()
+    held, fresh = (kind(View(problem, x, y, problem.data)) for kind in (Exact, Recomputed))
+    p = torch.randn(held.rhs.shape, dtype=torch.float64, generator=stream(0))
+    torch.testing.assert_close(fresh.product(p), held.product(p))
+    torch.testing.assert_close(fresh.pull_back(p)["x"], held.pull_back(p)["x"])
+    torch.testing.assert_close(fresh.rhs, held.rhs)
+
+
+def test_least_curvature_damps_only_directions_that_need_it():
+    """On diag(2, −1) the first direction is solved, the second divided by the least."""
+    H = torch.diag(torch.tensor([2.0, -1.0]).double())
+    for b, truth in (((4.0, 0.0), (2.0, 0.0)), ((0.0, 3.0), (0.0, 6.0))):
+        rhs = torch.tensor([b]).double()
+        found = conjugate_gradient(lambda p: p @ H, rhs, 5, least_curvature=0.5)
+        torch.testing.assert_close(found.v, torch.tensor([truth]).double())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedAvg(momentum=1.0),
+        lambda: rabo.RABO(warm_up=-1),
+        lambda: rabo.ConjugateGradient(least_curvature=0),
+        lambda: rabo.Neumann(products="fast"),
+    ],
+)
+def test_impossible_settings_are_refused(make):
+    with pytest.raises(ValueError, match=r"must|unknown"):
+        make()

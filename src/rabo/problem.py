@@ -83,6 +83,9 @@ class Bound(Mapping[str, Tensor]):
     def __call__(self, *inputs: Any) -> Any:
         if self.copies == 1:
             return functional_call(self._module, dict(self._params), inputs)
+        if isinstance(self._module, nn.Linear) and self._module.bias is not None:
+            weight, bias = self._params["weight"], self._params["bias"]
+            return torch.baddbmm(bias.unsqueeze(1), inputs[0], weight.mT)  # vmap without its cost
         return vmap(lambda params, *each: functional_call(self._module, params, each))(
             dict(self._params), *inputs
         )

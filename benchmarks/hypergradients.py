@@ -6,18 +6,19 @@ Hessian products and the cross term. Errors are relative to a dense solve in flo
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
-from problems import Case, Loss, few_shot, logistic
-from timing import interleave, machine, prepare, print_table, ratio, write_json
 from torch import Tensor
 from torch.autograd import grad
 
 import rabo
+from problems import Case, Loss, few_shot, logistic
 from rabo.hypergradients import HypergradientEstimator
+from timing import interleave, machine, prepare, print_table, ratio, write_json
 
 BAR = "plain autograd CG10"
 OURS = "rabo conjugate-gradient 10"
@@ -31,7 +32,7 @@ COORDINATES = {"rabo coordinate-difference 10": rabo.CoordinateDifference(num_it
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    return sum(torch.dot(u.flatten(), v.flatten()) for u, v in zip(a, b, strict=True))
+    return reduce(torch.add, [torch.dot(u.view(-1), v.view(-1)) for u, v in zip(a, b, strict=True)])
 
 
 def plain(
@@ -70,14 +71,12 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def compare(
-    make: Callable[..., Case], estimators: dict[str, HypergradientEstimator], repeats: int
+    make: Callable[..., Case], estimators: Mapping[str, HypergradientEstimator], repeats: int
 ) -> list[dict[str, Any]]:
     """Time the bar and every estimator in turn, and measure their errors."""
     case, exact = make(), make(dtype=torch.float64)
     x, y = list(case.x.values()), list(case.y.values())
-    truth = flat(
-        dense(exact.inner, exact.outer, [t.double() for t in x], [t.double() for t in y])
-    )
+    truth = flat(dense(exact.inner, exact.outer, [t.double() for t in x], [t.double() for t in y]))
     work: dict[str, Callable[[], Sequence[Tensor]]] = {
         BAR: lambda: plain(case.inner, case.outer, x, y)
     }

@@ -95,7 +95,8 @@ def few_shot(penalty: float = 0.14, dtype: torch.dtype = torch.float32) -> Case:
     names = [name for name, _ in backbone.named_parameters()]
 
     def squares(y: Sequence[Tensor]) -> Tensor:
-        return penalty / 2 * sum(w.square().sum() for w in y)
+        weight, bias = y
+        return penalty / 2 * (weight.square().sum() + bias.square().sum())
 
     def loss(x: Sequence[Tensor], y: Sequence[Tensor], data: tuple[Tensor, Tensor]) -> Tensor:
         features = functional_call(backbone, dict(zip(names, x, strict=True)), data[0])

@@ -2,7 +2,7 @@
 
 Two clients learn a backbone x under a linear head y, 5-way 1-shot on random 28x28 images. A round
 is timed as the algorithm runs it: without the first calls, which are metered, without measuring
-β, and without the full-size probe that a `Federation` takes for its accounts.
+β, and without what a `Federation` adds for its accounts (a full-size probe, coverage).
 """
 
 import argparse
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import interleave, machine, prepare, print_table, ratio, write_json
 from torch import Tensor, nn
 
 from rabo import RABO, ConjugateGradient, Problem
@@ -21,9 +20,10 @@ from rabo.algorithms import Cohort
 from rabo.ledger import Ledger
 from rabo.models.convolutional import Conv4, ResNet12
 from rabo.runtimes import InProcess
+from timing import interleave, machine, prepare, print_table, ratio, write_json
 
 CAPACITIES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
-NUM_CLIENTS, NUM_WAYS, NUM_SHOTS, NUM_QUERIES = 2, 5, 1, 5  # shots and queries per class
+NUM_CLIENTS, NUM_WAYS, NUM_SHOTS = 2, 5, 1
 TARGET = 0.45  # of a full round, for a round at half the width
 
 BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {
@@ -55,12 +55,12 @@ def episode(num_images: int, generator: torch.Generator) -> tuple[Tensor, Tensor
     return torch.randn(len(labels), 1, 28, 28, generator=generator), labels
 
 
-def rounds_of(backbone: nn.Module, num_features: int) -> dict[float, Callable[[], Any]]:
+def rounds_of(problem: Problem, num_queries: int) -> dict[float, Callable[[], Any]]:
     """Return, for every capacity, a round in which all clients have it."""
-    problem, generator = few_shot(backbone, num_features), torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     clients = {
         client: problem.on(
-            inner=episode(NUM_SHOTS, generator), outer=episode(NUM_QUERIES, generator)
+            inner=episode(NUM_SHOTS, generator), outer=episode(num_queries, generator)
         )
         for client in range(NUM_CLIENTS)
     }
@@ -69,9 +69,8 @@ def rounds_of(backbone: nn.Module, num_features: int) -> dict[float, Callable[[]
     channels = clients[0].channels
 
     def round_at(capacity: float) -> Callable[[], Any]:
-        cohort, ledger = Cohort(channels, dict.fromkeys(clients, capacity)), Ledger(
-            InProcess(clients)
-        )
+        cohort = Cohort(channels, dict.fromkeys(clients, capacity))
+        ledger = Ledger(InProcess(clients))
 
         def work() -> Any:
             ledger.begin(state.x, state.y)
@@ -82,10 +81,11 @@ def rounds_of(backbone: nn.Module, num_features: int) -> dict[float, Callable[[]
     return {capacity: round_at(capacity) for capacity in CAPACITIES}
 
 
-def compare(name: str, repeats: int) -> list[dict[str, Any]]:
+def compare(name: str, num_queries: int, repeats: int) -> list[dict[str, Any]]:
     """Time rounds at all capacities in turn."""
     torch.manual_seed(0)
-    work = {f"{c:g}": round_ for c, round_ in rounds_of(*BACKBONES[name]()).items()}
+    rounds = rounds_of(few_shot(*BACKBONES[name]()), num_queries)
+    work = {f"{capacity:g}": one for capacity, one in rounds.items()}
     times = interleave(work, repeats)
     return [
         {
@@ -100,11 +100,12 @@ def compare(name: str, repeats: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--repeats", type=int, default=15)
+    options.add_argument("--repeats", type=int, default=9)
+    options.add_argument("--queries", type=int, default=15, help="per class")
     options.add_argument("--json", type=Path, default=Path("runs/benchmarks/rounds.json"))
     chosen = options.parse_args()
     prepare()
-    rows = [row for name in BACKBONES for row in compare(name, chosen.repeats)]
+    rows = [row for name in BACKBONES for row in compare(name, chosen.queries, chosen.repeats)]
     print_table(
         [
             {
@@ -120,7 +121,8 @@ def main() -> None:
         if row["capacity"] == 0.5:
             verdict = "within" if row["ratio"] <= TARGET else "beyond"
             print(f"{row['backbone']}: {row['ratio']:.3f} of a full round, {verdict} {TARGET}")
-    write_json(chosen.json, {"machine": machine(), "repeats": chosen.repeats, "rows": rows})
+    settings = {"repeats": chosen.repeats, "queries": chosen.queries}
+    write_json(chosen.json, {"machine": machine(), **settings, "rows": rows})
 
 
 if __name__ == "__main__":

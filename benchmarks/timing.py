@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 

@@ -108,7 +108,12 @@ def test_a_round_equals_algorithm_1_written_out():
     for i, width in enumerate([0.5, 1.0, 0.5]):
         whole = Whole(problems[i].channels, {"x": x}, {"y": y})
         parts = rabo.Random()(whole, width, i, 0, stream(0, 0, i, "mask"))
-        masks.append(tuple(p.held()[n].double() for p, n in ((parts.x, "x"), (parts.y, "y"))))
+        masks.append(
+            tuple(
+                p.held()[n].double().expand_as(full)
+                for p, n, full in ((parts.x, "x", x), (parts.y, "y", y))
+            )
+        )
     G, H = [], []
     for p, (mx, my) in zip(problems, masks, strict=True):
         m, u, v = p.coefficients, x * mx, y * my

@@ -44,6 +44,9 @@ class Channels:
         scores = torch.zeros(self.num_units + 1, dtype=torch.float64, device=device)
         for name, dims in self.axes.items():
             squares = params[name].detach().square()
+            loose = [d for d in range(squares.dim()) if d not in dims]
+            if loose:
+                squares = squares.sum(loose, keepdim=True)
             for dim, units in dims.items():
                 others = [d for d in range(squares.dim()) if d != dim]
                 per_position = squares.sum(others) if others else squares

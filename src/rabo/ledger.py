@@ -11,7 +11,7 @@ from torch import Tensor
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
 from rabo.submodel import Part
-from rabo.tree import Params, num_bytes
+from rabo.tree import Params, num_bytes, squared_norm
 
 Level = Literal["x", "y"]
 
@@ -140,10 +140,7 @@ class Ledger:
         return held / total if total else 0.0
 
     def _noise(self, level: Level) -> float:
-        full, worst = self._full[level], 0.0
-        squares = {name: value.detach().double().square() for name, value in full.items()}
-        total = sum(float(s.sum()) for s in squares.values())
-        for part in self._parts[level]:
-            kept = sum(float((squares[n] * h).sum()) for n, h in part.held().items())
-            worst = max(worst, 1 - kept / total if total else 0.0)
-        return max(worst, 0.0) ** 0.5
+        full = self._full[level]
+        total = float(squared_norm(full)) if full else 0.0
+        kept = [float(squared_norm(part.extract(full))) for part in self._parts[level] if total]
+        return max([0.0, *(1 - k / total for k in kept)]) ** 0.5

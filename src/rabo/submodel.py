@@ -48,10 +48,7 @@ class Submodel:
     device: torch.device | None = None
 
     def extract(self, full: Params) -> dict[str, Tensor]:
-        return {
-            name: value[self._grid(name)].contiguous() if name in self.index else value
-            for name, value in full.items()
-        }
+        return {name: self._select(name, value) for name, value in full.items()}
 
     def expand(self, part: Params) -> dict[str, Tensor]:
         return {name: self._place(name, value) for name, value in part.items()}
@@ -64,7 +61,7 @@ class Submodel:
                 total[name].add_(value)
 
     def held(self) -> dict[str, Tensor]:
-        return {name: self._held(name) for name in self.shapes}
+        return self._held_by_name
 
     def num_entries(self) -> int:
         total = 0
@@ -101,12 +98,21 @@ class Submodel:
                 )
         return self._grids[name]
 
+    def _select(self, name: str, value: Tensor) -> Tensor:
+        for dim, idx in self.index.get(name, {}).items():
+            value = value.index_select(dim, idx)
+        return value
+
     def _place(self, name: str, value: Tensor) -> Tensor:
         for dim, idx in self.index.get(name, {}).items():
             shape = list(value.shape)
             shape[dim] = self.shapes[name][dim]
             value = value.new_zeros(shape).index_copy(dim, idx, value)
         return value
+
+    @cached_property
+    def _held_by_name(self) -> dict[str, Tensor]:
+        return {name: self._held(name) for name in self.shapes}
 
     def _held(self, name: str) -> Tensor:
         shape = self.shapes[name]
@@ -168,7 +174,11 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
         is_kept[channels.offsets[group] + units.cpu()] = True
     is_kept[ALWAYS] = True
     index = {
-        name: {dim: is_kept[units].nonzero().squeeze(1) for dim, units in dims.items()}
+        name: {
+            dim: is_kept[units].nonzero().squeeze(1)
+            for dim, units in dims.items()
+            if not is_kept[units].all()  # a whole dimension needs no index
+        }
         for name, dims in channels.axes.items()
     }
     num_units = sum(len(units) for units in kept.values())
@@ -180,7 +190,7 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
             {
                 n.removeprefix(prefix): {d: i.to(device) for d, i in dims.items()}
                 for n, dims in index.items()
-                if n.startswith(prefix)
+                if n.startswith(prefix) and dims
             },
             num_units if level == "x" else 0,  # both halves are described by the same units
             device,
@@ -212,4 +222,11 @@ class CoveredMean:
 
     def step(self, full: Params, size: float) -> dict[str, Tensor]:
         """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
-        return {name: full[name] - size * mean for name, mean in self.mean().items()}
+        return {
+            name: torch.addcdiv(
+                full[name], total, self.count[name].clamp(min=1).to(total.dtype), value=-size
+            )
+            if name in self.count
+            else full[name]
+            for name, total in self.total.items()
+        }

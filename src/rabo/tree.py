@@ -1,6 +1,7 @@
 """Named tensors, and nested tensors as flat vectors."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
@@ -51,6 +52,8 @@ def flatten(tensors: Sequence[Tensor], num_blocks: int = 1) -> Tensor:
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Undo `flatten` for tensors of the given shapes."""
+    if len(like) == 1:
+        return [flat.reshape(like[0].shape)]
     num_blocks = flat.shape[0]
     widths = [t.numel() // num_blocks for t in like]
     return [part.reshape(t.shape) for part, t in zip(flat.split(widths, dim=1), like, strict=True)]
@@ -58,7 +61,7 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 def squared_norm(tree: Any) -> Tensor:
     """Return the sum of squares over all tensors."""
-    return torch.stack([t.detach().square().sum() for t in leaves(tree)]).sum()
+    return torch.stack([torch.linalg.vector_norm(t.detach()) for t in leaves(tree)]).square().sum()
 
 
 def num_entries(tree: Any) -> int:
@@ -70,8 +73,9 @@ def num_bytes(tree: Any) -> int:
 
 
 def is_finite(tree: Any) -> bool:
-    """Say whether no entry is NaN or infinite, with one read of the device."""
-    return bool(torch.stack([torch.isfinite(t).all() for t in leaves(tree)]).all())
+    """Say whether no entry is NaN or infinite, with one pass and one read of the device."""
+    extremes = [end for t in leaves(tree) if t.numel() for end in torch.aminmax(t)]
+    return not extremes or all(map(isfinite, torch.stack(extremes).tolist()))
 
 
 def shapes(tree: Any) -> tuple[tuple[int, ...], ...]:

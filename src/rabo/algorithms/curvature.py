@@ -34,7 +34,7 @@ def measure_curvature(task: Task, local: Local) -> Reply:
     problem = local.problem
     batch = draw(local, task, "curvature")
     y = spread(task.arrays["y"], problem.copies)
-    system = Exact(View(problem, task.arrays["x"], y, batch))
+    view = View(problem, task.arrays["x"], y, batch)
     generator = stream(task.seed, task.round, local.client, "lanczos")
-    found = lanczos(system.product, system.rhs, NUM_PRODUCTS, generator)
+    found = lanczos(Exact(view).product, view.y, NUM_PRODUCTS, generator)
     return Reply({}, {"largest_curvature": found.largest, "smallest_curvature": found.smallest})

@@ -40,8 +40,8 @@ class CoordinateDifference:
         solution = conjugate_gradient(system.product, system.rhs, self.num_iterations)
         difference = _Coordinates(view, self.mu, self.num_coordinates, generator)
         cross = difference.along(solution.v)
-        value = {k: a - b for (k, a), b in zip(_outer_slope(view).items(), cross, strict=True)}
-        evaluations = system.evaluations + difference.evaluations + 1
+        value = {k: a - b for k, a, b in zip(view.x, system.outer[1], cross, strict=True)}
+        evaluations = system.evaluations + difference.evaluations
         return Estimate(value, solution.residual, solution.iterations, evaluations).checked()
 
 
@@ -71,9 +71,9 @@ class LiteralCoordinateDifference:
         system = Difference(view)
         difference = _Coordinates(view, self.mu, self.num_coordinates, generator)
         cross = difference.along(system.rhs)
-        value = {k: a + b for (k, a), b in zip(_outer_slope(view).items(), cross, strict=True)}
+        value = {k: a + b for k, a, b in zip(view.x, system.outer[1], cross, strict=True)}
         residual = (system.product(-system.rhs) - system.rhs).norm() / system.rhs.norm()
-        evaluations = system.evaluations + difference.evaluations + 1
+        evaluations = system.evaluations + difference.evaluations
         return Estimate(value, residual, 0, evaluations).checked()
 
 
@@ -82,11 +82,6 @@ def _check(mu: float | None, num_coordinates: int | None) -> None:
         raise ValueError(f"mu must be positive, got {mu}")
     if num_coordinates is not None and num_coordinates < 1:
         raise ValueError(f"num_coordinates must be at least 1, got {num_coordinates}")
-
-
-def _outer_slope(view: View) -> dict[str, Tensor]:
-    _, outer = view.outer_slopes()
-    return view.pull_back([torch.zeros_like(t) for t in leaves(view.z_inner)], outer)
 
 
 class _Coordinates:
@@ -121,5 +116,5 @@ class _Coordinates:
         with torch.no_grad():
             z = view.problem.features(x, view.batch.inner)
         self.evaluations += 1
-        y = view.tree(view.flat([t.detach() for t in leaves(view.y)]))
-        return view.flat(gradient(view.problem.inner(z, y, view.batch.inner), leaves(y)))
+        y = view.y.detach().requires_grad_()
+        return gradient(view.inner(y, z), [y])[0]

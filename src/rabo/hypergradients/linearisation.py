@@ -5,6 +5,7 @@ Hessian is then block diagonal, and every block is solved for itself.
 """
 
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -26,7 +27,7 @@ class Estimate(NamedTuple):
 
     def checked(self) -> "Estimate":
         """Return itself, or raise if any entry is NaN or infinite."""
-        if not (is_finite(self.value) and is_finite(self.residual)):
+        if not is_finite((self.value, self.residual)):
             raise NonFiniteError(
                 "the hypergradient is NaN or infinite; a smaller inner step size (β ≤ 1/(2 l_g1), "
                 "or beta='auto') or damping usually cures this"
@@ -77,129 +78,110 @@ class ImplicitEstimator(HypergradientEstimator, Protocol):
 
 
 class View:
-    """f and g of one batch as functions of features z and of y, and the way back to x.
+    """f and g of one batch as functions of flat y, and the way back to x.
 
-    Features are computed once; everything but the last step happens on their side.
+    The features of the inner batch are computed once, and only when asked for: a caller that takes
+    the outer slopes first never holds both graphs at a time.
     """
 
     def __init__(self, problem: BilevelProblem, x: Params, y: Params, batch: Batch):
         self.problem, self.batch = problem, batch
-        self.x, self.y = as_leaves(x), as_leaves(y)
-        z_inner = problem.features(self.x, batch.inner)
-        self.through_features = z_inner is not self.x
-        if self.through_features:
-            z_outer = problem.features(self.x, batch.outer)
-            self._graph = leaves(z_inner) + leaves(z_outer)
-            self.z_inner, self.z_outer = as_leaves(z_inner), as_leaves(z_outer)
-        else:
-            self.z_inner = self.z_outer = self.x
+        self.x, self._like = as_leaves(x), y
+        self.y = flatten([t.detach() for t in leaves(y)], problem.copies)
 
-    @property
-    def num_blocks(self) -> int:
-        return self.problem.copies
+    @cached_property
+    def _features(self) -> Any:
+        return self.problem.features(self.x, self.batch.inner)
 
-    def inner(self, y: Any = None) -> Tensor:
-        return self.problem.inner(self.z_inner, self.y if y is None else y, self.batch.inner)
+    @cached_property
+    def z(self) -> Any:
+        """Features of the inner batch, cut off from x."""
+        return self.x if self._features is self.x else as_leaves(self._features)
 
-    def outer(self, y: Any = None) -> Tensor:
-        return self.problem.outer(self.z_outer, self.y if y is None else y, self.batch.outer)
+    def inner(self, y: Tensor, z: Any = None) -> Tensor:
+        z = self.z if z is None else z
+        return self.problem.inner(z, self._tree(y), self.batch.inner)
 
-    def flat(self, tensors: list[Tensor]) -> Tensor:
-        return flatten(tensors, self.num_blocks)
+    def outer_slopes(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return ∇_y f and ∇_x f; the graph is gone when they are here."""
+        y, part = y.detach().requires_grad_(), self.batch.outer
+        loss = self.problem.outer(self.problem.features(self.x, part), self._tree(y), part)
+        slopes = gradient(loss, [y, *self.x.values()])
+        return slopes[0], slopes[1:]
 
-    def tree(self, flat: Tensor) -> Any:
-        """Return a vector in y as named tensors that collect gradients."""
-        parts = unflatten(flat, leaves(self.y))
-        return replace_leaves(self.y, [part.detach().requires_grad_() for part in parts])
-
-    def outer_slopes(self, y: Any = None) -> tuple[Tensor, list[Tensor]]:
-        """Return ∇_y f and ∇_z f."""
-        y = self.y if y is None else y
-        slopes = gradient(self.outer(y), leaves(y) + leaves(self.z_outer))
-        num_y = len(leaves(y))
-        return self.flat(slopes[:num_y]), slopes[num_y:]
-
-    def pull_back(self, inner: list[Tensor], outer: list[Tensor]) -> dict[str, Tensor]:
-        """Take slopes in z back to x, with one sweep through the features."""
-        if not self.through_features:
-            return dict(
-                zip(self.x, (a + b for a, b in zip(inner, outer, strict=True)), strict=True)
-            )
-        used = [(t, s) for t, s in zip(self._graph, inner + outer, strict=True) if t.requires_grad]
-        slopes = torch.autograd.grad(
-            [t for t, _ in used],
-            list(self.x.values()),
-            [s for _, s in used],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+    def pull_back(self, cross: list[Tensor], outer: list[Tensor]) -> dict[str, Tensor]:
+        """Return ∇_x f − ∇²_xy g·v: take the second from z back to x, with one sweep."""
+        if self._features is not self.x:
+            pairs = zip(leaves(self._features), cross, strict=True)
+            # the gradient of Σ⟨z, slope⟩, whichever of the features depend on x
+            total = torch.stack([(z * slope).sum() for z, slope in pairs]).sum()
+            cross = gradient(total, list(self.x.values()))
+        slopes = (f - g for f, g in zip(outer, cross, strict=True))
         return dict(zip(self.x, slopes, strict=True))
 
+    def _tree(self, y: Tensor) -> Any:
+        return replace_leaves(self._like, unflatten(y, leaves(self._like)))
 
-def gradient(loss: Tensor, inputs: list[Tensor], create_graph: bool = False) -> list[Tensor]:
-    """Return the gradient of a loss, zeros where it does not depend on an input."""
-    if not loss.requires_grad:
+
+def gradient(
+    output: Tensor,
+    inputs: list[Tensor],
+    along: Tensor | None = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool = False,
+) -> list[Tensor]:
+    """Return the gradient of a loss, or of an output along a vector; zeros for unused inputs."""
+    if not output.requires_grad:
         return [torch.zeros_like(t) for t in inputs]
     return list(
         torch.autograd.grad(
-            loss, inputs, create_graph=create_graph, allow_unused=True, materialize_grads=True
+            output,
+            inputs,
+            along,
+            retain_graph=retain_graph or create_graph,
+            create_graph=create_graph,
+            allow_unused=True,
+            materialize_grads=True,
         )
     )
 
 
 class Exact:
-    """Products by a second backward sweep over one retained graph of ∇_y g."""
+    """Products by a second backward sweep over the graph of ∇_y g.
 
-    def __init__(self, view: View):
-        self.view = view
-        self._y = leaves(view.y)
-        self._slope = gradient(view.inner(), self._y, create_graph=True)
-        self.rhs, self._outer = view.outer_slopes()
-        self.evaluations = 2
-
-    def product(self, p: Tensor) -> Tensor:
-        return self.view.flat(self._sweep(self._y, p))
-
-    def pull_back(self, v: Tensor) -> dict[str, Tensor]:
-        cross = self._sweep(leaves(self.view.z_inner), v)
-        return self.view.pull_back([-c for c in cross], self._outer)
-
-    def _sweep(self, inputs: list[Tensor], p: Tensor) -> list[Tensor]:
-        self.evaluations += 1
-        pairs = zip(self._slope, unflatten(p, self._y), strict=True)
-        used = [(slope, part) for slope, part in pairs if slope.requires_grad]
-        if not used:
-            return [torch.zeros_like(t) for t in inputs]
-        return list(
-            torch.autograd.grad(
-                [slope for slope, _ in used],
-                inputs,
-                [part for _, part in used],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
-
-
-class Recomputed(Exact):
-    """The same products, but the graph of ∇_y g is built for each of them and freed at once.
-
-    For a deep y: the second-order graph is never held beside the work of a solver.
+    The graph is built once and retained; with `hold=False` it is built for each product and freed
+    at once, so that a deep y never holds it beside the work of a solver.
     """
 
-    def __init__(self, view: View):
-        self.view = view
-        self._y = leaves(view.y)
-        self.rhs, self._outer = view.outer_slopes()
-        self.evaluations = 1
+    def __init__(self, view: View, hold: bool = True):
+        self.view, self.hold, self.evaluations = view, hold, 0
+        self._y = view.y.detach().requires_grad_()
+        self._held: Tensor | None = None
 
-    def _sweep(self, inputs: list[Tensor], p: Tensor) -> list[Tensor]:
-        self._slope = gradient(self.view.inner(), self._y, create_graph=True)
+    @cached_property
+    def _outer(self) -> tuple[Tensor, list[Tensor]]:
         self.evaluations += 1
-        found = super()._sweep(inputs, p)
-        del self._slope
-        return found
+        return self.view.outer_slopes(self._y)
+
+    @property
+    def rhs(self) -> Tensor:
+        return self._outer[0]
+
+    def product(self, p: Tensor) -> Tensor:
+        return self._sweep([self._y], p)[0]
+
+    def pull_back(self, v: Tensor) -> dict[str, Tensor]:
+        return self.view.pull_back(self._sweep(leaves(self.view.z), v), self._outer[1])
+
+    def _sweep(self, inputs: list[Tensor], along: Tensor) -> list[Tensor]:
+        slope = self._held
+        if slope is None:
+            slope = gradient(self.view.inner(self._y), [self._y], create_graph=True)[0]
+            self._held = slope if self.hold else None
+            self.evaluations += 1
+        self.evaluations += 1
+        return gradient(slope, inputs, along, retain_graph=self.hold)
 
 
 class Difference:
@@ -209,37 +191,42 @@ class Difference:
     """
 
     def __init__(self, view: View):
-        self.view = view
-        self._flat_y = view.flat([t.detach() for t in leaves(view.y)])
-        self.rhs, self._outer = view.outer_slopes()
-        self.evaluations = 1
+        self.view, self.evaluations = view, 0
+
+    @cached_property
+    def outer(self) -> tuple[Tensor, list[Tensor]]:
+        """∇_y f and ∇_x f."""
+        self.evaluations += 1
+        return self.view.outer_slopes(self.view.y)
+
+    @property
+    def rhs(self) -> Tensor:
+        return self.outer[0]
 
     def product(self, p: Tensor) -> Tensor:
-        plus, minus, width = self._slopes(p, lambda y: leaves(y))
-        return (self.view.flat(plus) - self.view.flat(minus)) / width
+        (plus,), (minus,), width = self._slopes(p, lambda y: [y], lambda t: t.norm(dim=1))
+        return (plus - minus) / width
 
     def pull_back(self, v: Tensor) -> dict[str, Tensor]:
-        z = leaves(self.view.z_inner)
+        z = leaves(self.view.z)
         # one common ε here: slopes in z do not separate into blocks
-        plus, minus, width = self._slopes(v, lambda _: z, common=True)
+        plus, minus, width = self._slopes(v, lambda _: z, lambda t: t.norm())
         cross = [(a - b) / width.reshape(()) for a, b in zip(plus, minus, strict=True)]
-        return self.view.pull_back([-c for c in cross], self._outer)
+        return self.view.pull_back(cross, self.outer[1])
 
     def _slopes(
-        self, p: Tensor, inputs: Any, common: bool = False
+        self,
+        p: Tensor,
+        inputs: Callable[[Tensor], list[Tensor]],
+        norm: Callable[[Tensor], Tensor],
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        y = self._flat_y
-        rows = (
-            (lambda t: t.norm().reshape(1, 1))
-            if common
-            else (lambda t: t.norm(dim=1, keepdim=True))
-        )
-        size = rows(p)
-        step = torch.finfo(y.dtype).eps ** (1 / 3) * (1 + rows(y))
-        step = torch.where(size > 0, step / size.clamp(min=torch.finfo(y.dtype).tiny), 1.0)
+        y, limits = self.view.y, torch.finfo(p.dtype)
+        size = norm(p).reshape(-1, 1)
+        step = limits.eps ** (1 / 3) * (1 + norm(y).reshape(-1, 1))
+        step = torch.where(size > 0, step / size.clamp(min=limits.tiny), 1.0)
         slopes = []
         for sign in (1, -1):
-            shifted = self.view.tree(y + sign * step * p)
+            shifted = (y + sign * step * p).requires_grad_()
             slopes.append(gradient(self.view.inner(shifted), inputs(shifted)))
             self.evaluations += 1
         return slopes[0], slopes[1], 2 * step
@@ -248,6 +235,6 @@ class Difference:
 Products: TypeAlias = Literal["exact", "recomputed", "difference"]
 LINEARISATIONS: dict[str, Callable[[View], Linearisation]] = {
     "exact": Exact,
-    "recomputed": Recomputed,
+    "recomputed": partial(Exact, hold=False),
     "difference": Difference,
 }

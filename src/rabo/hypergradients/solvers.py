@@ -38,23 +38,22 @@ def conjugate_gradient(
     `least_curvature` it goes on instead, damped along such directions so that their curvature is
     that number: for deep nets. A positive tolerance reads the device once per iteration.
     """
-    v, r, p = torch.zeros_like(b), b, b
-    rr = _dot(r, r)
-    iterations, tiny = 0, torch.finfo(b.dtype).tiny
+    v, r, p, rr = torch.zeros_like(b), b, b, _dot(b, b)
+    iterations, zero, tiny = 0, torch.zeros_like(rr), torch.finfo(b.dtype).tiny
     for _ in range(num_iterations):
         if tolerance and float(_relative(r, b)) <= tolerance:
             break
         hp = product(p) + damping * p if damping else product(p)
-        php, pp = _dot(p, hp), _dot(p, p)
+        php = _dot(p, hp)
         if least_curvature is not None:
+            pp = _dot(p, p)
             lift = (least_curvature - php / pp.clamp(min=tiny)).clamp(min=0)
             hp, php = hp + lift * p, php + lift * pp
-        goes_on = (php > 0) & (rr > 0)
-        step = torch.where(goes_on, rr / php, 0.0)
-        v, r = v + step * p, r - step * hp
-        rr_next = _dot(r, r)
-        p = r + torch.where(goes_on, rr_next / rr, 0.0) * p
-        rr = torch.where(goes_on, rr_next, 0.0)
+        goes_on = torch.minimum(php, rr) > 0  # p is zero where a block has stopped
+        step = torch.where(goes_on, rr / php, zero)
+        v, r = torch.addcmul(v, step, p), torch.addcmul(r, step, hp, value=-1)
+        rr, last = _dot(r, r), rr
+        p = torch.where(goes_on, torch.addcmul(r, rr / last, p), zero)
         iterations += 1
     return Solution(v, _relative(r, b), iterations)
 

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from rabo.hypergradients.linearisation import Estimate, Exact, View, gradient
 from rabo.hypergradients.neumann import safe_curvature
 from rabo.problem import Batch, BilevelProblem
-from rabo.tree import Params, leaves, unflatten
+from rabo.tree import Params, leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +44,24 @@ class Unrolled:
         generator: Generator | None = None,
     ) -> Estimate:
         view = View(problem, x, y, batch)
-        sweep = _Sweep(view, self._step(view))
+        descent = _Descent(view, self._step(view))
         skipped = self.num_steps - (self.truncation or self.num_steps)
-        start = sweep.forward(view.flat(leaves(view.y)).detach(), skipped)
+        start = descent.forward(view.y, skipped)
         depth = self.num_steps - skipped
-        marks = sweep.checkpoints(start, depth)
-        slope, outer = view.outer_slopes(view.tree(marks[-1][1]))
-        inner = sweep.backward(marks, slope)
-        residual = sweep.slope(marks[-1][1]).norm() / sweep.first.norm().clamp(min=1e-30)
-        value = view.pull_back(inner, outer)
-        return Estimate(value, residual, self.num_steps, sweep.evaluations + 1).checked()
+        marks = descent.checkpoints(start, depth)
+        slope, outer = view.outer_slopes(marks[-1][1])
+        cross = descent.backward(marks, slope)
+        residual = descent.slope(marks[-1][1]).norm() / descent.first.norm().clamp(min=1e-30)
+        value = view.pull_back(cross, outer)
+        return Estimate(value, residual, self.num_steps, descent.evaluations + 1).checked()
 
     def _step(self, view: View) -> float:
         if self.step_size is not None:
             return self.step_size
-        system = Exact(view)
-        return 1 / (2 * safe_curvature(system.product, system.rhs))
+        return 1 / (2 * safe_curvature(Exact(view).product, view.y))
 
 
-class _Sweep:
+class _Descent:
     """Inner gradient descent and its reverse."""
 
     def __init__(self, view: View, step: float):
@@ -71,9 +70,9 @@ class _Sweep:
         self.first = torch.zeros(1)
 
     def slope(self, flat: Tensor) -> Tensor:
-        y = self.view.tree(flat)
+        y = flat.detach().requires_grad_()
         self.evaluations += 1
-        return self.view.flat(gradient(self.view.inner(y), leaves(y)))
+        return gradient(self.view.inner(y), [y])[0]
 
     def forward(self, flat: Tensor, num_steps: int) -> Tensor:
         for _ in range(num_steps):
@@ -97,8 +96,8 @@ class _Sweep:
         return marks
 
     def backward(self, marks: list[tuple[int, Tensor]], slope: Tensor) -> list[Tensor]:
-        """λ_t = λ_{t+1} − η∇²_yy g(y_t)λ_{t+1}; collect −η∇²_zy g(y_t)λ_{t+1}."""
-        z = leaves(self.view.z_inner)
+        """λ_t = λ_{t+1} − η∇²_yy g(y_t)λ_{t+1}; collect η∇²_zy g(y_t)λ_{t+1}."""
+        z = leaves(self.view.z)
         total = [torch.zeros_like(t) for t in z]
         for (begin, point), (end, _) in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
             segment = [point]
@@ -108,24 +107,13 @@ class _Sweep:
                 pulled, cross = self._reverse(flat, slope, z)
                 slope = slope - self.step * pulled
                 for t, c in zip(total, cross, strict=True):
-                    t.sub_(c, alpha=self.step)
+                    t.add_(c, alpha=self.step)
         return total
 
     def _reverse(self, flat: Tensor, p: Tensor, z: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return ∇²_yy g·p and ∇²_zy g·p at one point from one graph."""
-        y = self.view.tree(flat)
-        y_leaves = leaves(y)
-        slopes = gradient(self.view.inner(y), y_leaves, create_graph=True)
+        y = flat.detach().requires_grad_()
         self.evaluations += 2
-        pairs = zip(slopes, unflatten(p, y_leaves), strict=True)
-        used = [(slope, part) for slope, part in pairs if slope.requires_grad]
-        if not used:
-            return torch.zeros_like(p), [torch.zeros_like(t) for t in z]
-        swept = torch.autograd.grad(
-            [s for s, _ in used],
-            y_leaves + z,
-            [part for _, part in used],
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        return self.view.flat(list(swept[: len(y_leaves)])), list(swept[len(y_leaves) :])
+        (slope,) = gradient(self.view.inner(y), [y], create_graph=True)
+        pulled, *cross = gradient(slope, [y, *z], p)
+        return pulled, cross

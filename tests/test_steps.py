@@ -8,7 +8,6 @@ from problems import curved_problem
 from rabo.algorithms import Adam, Cosine, FedAvg
 from rabo.channels import declare
 from rabo.hypergradients.linearisation import Exact, View
-from rabo.hypergradients.solvers import conjugate_gradient
 from rabo.seeding import stream
 from rabo.submodel import CoveredMean, cut
 from rabo.tasks.quadratic import random_quadratic
@@ -98,21 +97,11 @@ def test_recomputed_products_are_exact_products():
     torch.testing.assert_close(fresh.rhs, held.rhs)
 
 
-def test_least_curvature_damps_only_directions_that_need_it():
-    """On diag(2, −1) the first direction is solved, the second divided by the least."""
-    H = torch.diag(torch.tensor([2.0, -1.0]).double())
-    for b, truth in (((4.0, 0.0), (2.0, 0.0)), ((0.0, 3.0), (0.0, 6.0))):
-        rhs = torch.tensor([b]).double()
-        found = conjugate_gradient(lambda p: p @ H, rhs, 5, least_curvature=0.5)
-        torch.testing.assert_close(found.v, torch.tensor([truth]).double())
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: FedAvg(momentum=1.0),
         lambda: rabo.RABO(warm_up=-1),
-        lambda: rabo.ConjugateGradient(least_curvature=0),
         lambda: rabo.Neumann(products="fast"),
     ],
 )

@@ -50,7 +50,7 @@ class Channels:
             for dim, units in dims.items():
                 others = [d for d in range(squares.dim()) if d != dim]
                 per_position = squares.sum(others) if others else squares
-                scores.index_add_(0, units.to(device), per_position.double())
+                scores.index_add_(0, units.to(device) % len(scores), per_position.double())
         return scores[:-1]  # the last one collected the positions that are always kept
 
     def restricted_to(self, level: str) -> "Channels":

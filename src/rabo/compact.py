@@ -127,7 +127,10 @@ def _difference(
     }
     double = uses_batch_statistics(chain).cpu().double().eval()
     inputs = map_leaves(lambda t: t.cpu().double() if t.is_floating_point() else t.cpu(), example)
-    full = {name: p.detach() for name, p in double.named_parameters()}
+    full = {  # a head or branch that starts from zero would hide what lies before it
+        name: p.detach() + (0.1 + p.detach().abs().mean()) * _noise(p.shape, generator)
+        for name, p in double.named_parameters()
+    }
     parts = cut(channels, kept)
     small = narrow(double, structure, {group: len(units) for group, units in kept.items()})
     masked, compact = {}, {}
@@ -148,3 +151,7 @@ def _difference(
     return (
         None if error <= TOLERANCE else f"its submodel differs from the masked model by {error:.1e}"
     )
+
+
+def _noise(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)

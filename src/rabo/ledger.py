@@ -104,6 +104,8 @@ class Ledger:
         full model: a submodel of the trained entries is what the clients optimised.
         """
         trained = self.trained[level]
+        if not trained:  # a level that no client trains is what it was given as
+            return dict(params)
         return {name: value * trained.get(name, 0) for name, value in params.items()}
 
     def _book(self, entry: Entry) -> None:

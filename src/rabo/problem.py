@@ -83,7 +83,7 @@ class Bound(Mapping[str, Tensor]):
     def __call__(self, *inputs: Any) -> Any:
         if self.copies == 1:
             return functional_call(self._module, dict(self._params), inputs)
-        if isinstance(self._module, nn.Linear) and self._module.bias is not None:
+        if isinstance(self._module, nn.Linear) and "bias" in self._params and inputs[0].dim() == 3:
             weight, bias = self._params["weight"], self._params["bias"]
             return torch.baddbmm(bias.unsqueeze(1), inputs[0], weight.mT)  # vmap without its cost
         return vmap(lambda params, *each: functional_call(self._module, params, each))(
@@ -111,6 +111,8 @@ class _Definition:
         ]
         self.params = (_parameters(problem.x), _parameters(problem.y))
         self._narrowed: dict[Any, Chain] = {}
+        layers = [layer for module in self.modules if module for layer in module.modules()]
+        self.has_random_layers = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in layers)
 
     @cached_property
     def structure(self) -> Structure:
@@ -184,6 +186,11 @@ class Problem:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.copies < 1:
             raise ValueError(f"copies must be at least 1, got {self.copies}")
+        if self.redraw not in ("step", "round"):
+            raise ValueError(f"redraw must be step or round, got {self.redraw!r}")
+        for level, part in (("x", self.x), ("y", self.y)):
+            if not _parameters(part):
+                raise ValueError(f"{level} must have at least one parameter, got none")
         object.__setattr__(self, "definition", _Definition(self))
 
     def on(self, *, inner: Any, outer: Any) -> "ClientProblem":
@@ -244,8 +251,16 @@ class ClientProblem:
         return replace(self, cut=cut)
 
     @property
+    def has_random_layers(self) -> bool:
+        return self.problem.definition.has_random_layers
+
+    @property
     def shape_key(self) -> Any:
-        return id(self.problem.definition), shapes(self.data), self.problem.batch_size
+        return id(self.problem.definition), self._batch_shapes
+
+    @cached_property
+    def _batch_shapes(self) -> Any:
+        return shapes(self.batch(Generator().manual_seed(0)))
 
     def _loss(self, level: Literal["inner", "outer"], z: Any, y: Params, part: Any) -> Tensor:
         seen = self._see(0, z) if self.problem.features is None else z

@@ -53,10 +53,13 @@ def flatten(tensors: Sequence[Tensor], num_blocks: int = 1) -> Tensor:
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Undo `flatten` for tensors of the given shapes."""
     if len(like) == 1:
-        return [flat.reshape(like[0].shape)]
+        return [flat.reshape(like[0].shape).to(like[0].dtype)]
     num_blocks = flat.shape[0]
     widths = [t.numel() // num_blocks for t in like]
-    return [part.reshape(t.shape) for part, t in zip(flat.split(widths, dim=1), like, strict=True)]
+    return [
+        part.reshape(t.shape).to(t.dtype)
+        for part, t in zip(flat.split(widths, dim=1), like, strict=True)
+    ]
 
 
 def squared_norm(tree: Any) -> Tensor:

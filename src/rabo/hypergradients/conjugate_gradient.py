@@ -13,7 +13,7 @@ from rabo.hypergradients.linearisation import (
     Products,
     View,
 )
-from rabo.hypergradients.solvers import Solution, check_solver, conjugate_gradient
+from rabo.hypergradients.solvers import Solution, conjugate_gradient
 from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params
 
@@ -28,11 +28,15 @@ class ConjugateGradient:
     num_iterations: int = 10
     tolerance: float = 0.0
     damping: float = 0.0
-    least_curvature: float | None = None  # see `conjugate_gradient`
     products: Products = "exact"
 
     def __post_init__(self) -> None:
-        check_solver(self.num_iterations, self.tolerance, self.damping, self.least_curvature)
+        if self.num_iterations < 0:
+            raise ValueError(f"num_iterations must be at least 0, got {self.num_iterations}")
+        if self.tolerance < 0 or self.damping < 0:
+            raise ValueError(
+                f"tolerance and damping must not be negative, got {self.tolerance}, {self.damping}"
+            )
         lookup("kind of products", self.products, LINEARISATIONS)
 
     def __call__(
@@ -51,9 +55,7 @@ class ConjugateGradient:
         return LINEARISATIONS[self.products](View(problem, x, y, batch))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
-        return conjugate_gradient(
-            product, rhs, self.num_iterations, self.tolerance, self.damping, self.least_curvature
-        )
+        return conjugate_gradient(product, rhs, self.num_iterations, self.tolerance, self.damping)
 
 
 def estimate(

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from rabo.hypergradients.linearisation import Difference, Estimate, View, gradient
-from rabo.hypergradients.solvers import conjugate_gradient
+from rabo.hypergradients.solvers import conjugate_gradient, relative
 from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params, flatten, leaves, replace_leaves, unflatten
 
@@ -72,7 +72,7 @@ class LiteralCoordinateDifference:
         difference = _Coordinates(view, self.mu, self.num_coordinates, generator)
         cross = difference.along(system.rhs)
         value = {k: a + b for k, a, b in zip(view.x, system.outer[1], cross, strict=True)}
-        residual = (system.product(-system.rhs) - system.rhs).norm() / system.rhs.norm()
+        residual = relative(system.product(-system.rhs) - system.rhs, system.rhs)
         evaluations = system.evaluations + difference.evaluations
         return Estimate(value, residual, 0, evaluations).checked()
 

@@ -4,7 +4,8 @@ Vectors in y are matrices with one row per independent copy of y (a single row a
 Hessian is then block diagonal, and every block is solved for itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -87,32 +88,50 @@ class View:
     def __init__(self, problem: BilevelProblem, x: Params, y: Params, batch: Batch):
         self.problem, self.batch = problem, batch
         self.x, self._like = as_leaves(x), y
+        self._seed = torch.default_generator.initial_seed()
         self.y = flatten([t.detach() for t in leaves(y)], problem.copies)
 
     @cached_property
     def _features(self) -> Any:
-        return self.problem.features(self.x, self.batch.inner)
+        with self._one_realisation():
+            return self.problem.features(self.x, self.batch.inner)
 
     @cached_property
     def z(self) -> Any:
         """Features of the inner batch, cut off from x."""
         return self.x if self._features is self.x else as_leaves(self._features)
 
+    @cached_property
+    def z_leaves(self) -> list[Tensor]:
+        return _differentiable(self.z)
+
     def inner(self, y: Tensor, z: Any = None) -> Tensor:
         z = self.z if z is None else z
-        return self.problem.inner(z, self._tree(y), self.batch.inner)
+        with self._one_realisation():
+            return self.problem.inner(z, self._tree(y), self.batch.inner)
+
+    @contextmanager
+    def _one_realisation(self) -> Iterator[None]:
+        """Let random layers such as dropout draw the same at every evaluation of one batch."""
+        if not getattr(self.problem, "has_random_layers", False):
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(self._seed)
+            yield
 
     def outer_slopes(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return ∇_y f and ∇_x f; the graph is gone when they are here."""
         y, part = y.detach().requires_grad_(), self.batch.outer
-        loss = self.problem.outer(self.problem.features(self.x, part), self._tree(y), part)
+        with self._one_realisation():
+            loss = self.problem.outer(self.problem.features(self.x, part), self._tree(y), part)
         slopes = gradient(loss, [y, *self.x.values()])
         return slopes[0], slopes[1:]
 
     def pull_back(self, cross: list[Tensor], outer: list[Tensor]) -> dict[str, Tensor]:
         """Return ∇_x f − ∇²_xy g·v: take the second from z back to x, with one sweep."""
         if self._features is not self.x:
-            pairs = zip(leaves(self._features), cross, strict=True)
+            pairs = zip(_differentiable(self._features), cross, strict=True)
             # the gradient of Σ⟨z, slope⟩, whichever of the features depend on x
             total = torch.stack([(z * slope).sum() for z, slope in pairs]).sum()
             cross = gradient(total, list(self.x.values()))
@@ -147,6 +166,11 @@ def gradient(
     )
 
 
+def _differentiable(tree: Any) -> list[Tensor]:
+    """Return the tensors that gradients can reach: features may carry labels along."""
+    return [t for t in leaves(tree) if t.is_floating_point()]
+
+
 class Exact:
     """Products by a second backward sweep over the graph of ∇_y g.
 
@@ -172,7 +196,7 @@ class Exact:
         return self._sweep([self._y], p)[0]
 
     def pull_back(self, v: Tensor) -> dict[str, Tensor]:
-        return self.view.pull_back(self._sweep(leaves(self.view.z), v), self._outer[1])
+        return self.view.pull_back(self._sweep(self.view.z_leaves, v), self._outer[1])
 
     def _sweep(self, inputs: list[Tensor], along: Tensor) -> list[Tensor]:
         slope = self._held
@@ -208,7 +232,7 @@ class Difference:
         return (plus - minus) / width
 
     def pull_back(self, v: Tensor) -> dict[str, Tensor]:
-        z = leaves(self.view.z)
+        z = self.view.z_leaves
         # one common ε here: slopes in z do not separate into blocks
         plus, minus, width = self._slopes(v, lambda _: z, lambda t: t.norm())
         cross = [(a - b) / width.reshape(()) for a, b in zip(plus, minus, strict=True)]

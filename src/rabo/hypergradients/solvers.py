@@ -19,7 +19,8 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(dim=1, keepdim=True)
 
 
-def _relative(r: Tensor, b: Tensor) -> Tensor:
+def relative(r: Tensor, b: Tensor) -> Tensor:
+    """Return ‖r‖/‖b‖, zero where both are."""
     return r.norm() / b.norm().clamp(min=torch.finfo(b.dtype).tiny)
 
 
@@ -29,33 +30,27 @@ def conjugate_gradient(
     num_iterations: int,
     tolerance: float = 0.0,
     damping: float = 0.0,
-    least_curvature: float | None = None,
 ) -> Solution:
     """Solve (H + damping·I) v = b.
 
     A block stops where its residual is zero, and where the curvature along its direction is not
-    positive: beyond that point the answer would leave the region in which g is convex. With
-    `least_curvature` it goes on instead, damped along such directions so that their curvature is
-    that number: for deep nets. A positive tolerance reads the device once per iteration.
+    positive: beyond that point the answer would leave the region in which g is convex. The residual
+    is that of the damped system. A positive tolerance reads the device once per iteration.
     """
     v, r, p, rr = torch.zeros_like(b), b, b, _dot(b, b)
-    iterations, zero, tiny = 0, torch.zeros_like(rr), torch.finfo(b.dtype).tiny
+    iterations, zero = 0, torch.zeros_like(rr)
     for _ in range(num_iterations):
-        if tolerance and float(_relative(r, b)) <= tolerance:
+        if tolerance and float(relative(r, b)) <= tolerance:
             break
         hp = product(p) + damping * p if damping else product(p)
         php = _dot(p, hp)
-        if least_curvature is not None:
-            pp = _dot(p, p)
-            lift = (least_curvature - php / pp.clamp(min=tiny)).clamp(min=0)
-            hp, php = hp + lift * p, php + lift * pp
         goes_on = torch.minimum(php, rr) > 0  # p is zero where a block has stopped
         step = torch.where(goes_on, rr / php, zero)
         v, r = torch.addcmul(v, step, p), torch.addcmul(r, step, hp, value=-1)
         rr, last = _dot(r, r), rr
         p = torch.where(goes_on, torch.addcmul(r, rr / last, p), zero)
         iterations += 1
-    return Solution(v, _relative(r, b), iterations)
+    return Solution(v, relative(r, b), iterations)
 
 
 def neumann(product: Product, b: Tensor, num_terms: int, step: float) -> Solution:
@@ -64,16 +59,4 @@ def neumann(product: Product, b: Tensor, num_terms: int, step: float) -> Solutio
     for _ in range(num_terms):
         v = v + step * r
         r = r - step * product(r)
-    return Solution(v, _relative(r, b), num_terms)
-
-
-def check_solver(
-    num_iterations: int, tolerance: float, damping: float, least_curvature: float | None
-) -> None:
-    """Refuse settings with which conjugate gradients make no sense."""
-    if num_iterations < 0:
-        raise ValueError(f"num_iterations must be at least 0, got {num_iterations}")
-    if tolerance < 0 or damping < 0:
-        raise ValueError(f"tolerance and damping must not be negative, got {tolerance}, {damping}")
-    if least_curvature is not None and least_curvature <= 0:
-        raise ValueError(f"least_curvature must be positive, got {least_curvature}")
+    return Solution(v, relative(r, b), num_terms)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from rabo.hypergradients.linearisation import Estimate, Exact, View, gradient
 from rabo.hypergradients.neumann import safe_curvature
 from rabo.problem import Batch, BilevelProblem
-from rabo.tree import Params, leaves
+from rabo.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class _Descent:
 
     def backward(self, marks: list[tuple[int, Tensor]], slope: Tensor) -> list[Tensor]:
         """λ_t = λ_{t+1} − η∇²_yy g(y_t)λ_{t+1}; collect η∇²_zy g(y_t)λ_{t+1}."""
-        z = leaves(self.view.z)
+        z = self.view.z_leaves
         total = [torch.zeros_like(t) for t in z]
         for (begin, point), (end, _) in zip(reversed(marks[:-1]), reversed(marks[1:]), strict=True):
             segment = [point]

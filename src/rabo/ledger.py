@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Part
-from rabo.tree import Params, num_bytes, squared_norm
+from rabo.submodel import Cut, Part
+from rabo.tree import Params, squared_norm
 
 Level = Literal["x", "y"]
 
@@ -55,18 +55,25 @@ class Ledger:
         self.entries = []
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        sent = dict(tasks)
-        for client, reply in self.runtime.map(work, sent.items()):
-            task = sent[client]
-            down = num_bytes(task.arrays)
-            if "x" in task.arrays:  # x travels with its cut, the client keeps both for the round
-                down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
-            cost = reply.cost._replace(bytes_down=down, bytes_up=num_bytes(reply.arrays))
-            self._book(Entry(task.round, client, work.__name__, cost, reply.scalars))
+        sent: dict[int, tuple[int, Cut, int]] = {}  # what is needed of a task, not its tensors
+
+        def watched() -> Iterator[tuple[int, Task]]:
+            for client, task in tasks:
+                down = _num_bytes(task.arrays, task.cut)
+                if "x" in task.arrays:  # x travels with its cut; clients keep both for the round
+                    down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
+                sent[client] = (task.round, task.cut, down)
+                yield client, task
+
+        for client, reply in self.runtime.map(work, watched()):
+            round, cut, down = sent[client]
+            up = _num_bytes(reply.arrays, cut)
+            cost = reply.cost._replace(bytes_down=down, bytes_up=up)
+            self._book(Entry(round, client, work.__name__, cost, reply.scalars))
             if "x" in reply.arrays:
-                self._parts["x"][task.cut.x] += 1
+                self._parts["x"][cut.x] += 1
             if "y" in reply.arrays:
-                self._parts["y"][task.cut.y] += 1
+                self._parts["y"][cut.y] += 1
             yield client, reply
 
     def end(self) -> dict[Level, Coverage]:
@@ -146,3 +153,9 @@ class Ledger:
         total = float(squared_norm(full)) if full else 0.0
         kept = [float(squared_norm(part.extract(full))) for part in self._parts[level] if total]
         return max([0.0, *(1 - k / total for k in kept)]) ** 0.5
+
+
+def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:
+    """Return what travels: of an element mask, only the entries that are held."""
+    parts = {name: cut.x if name == "x" else cut.y for name in arrays}
+    return sum(parts[name].num_bytes(params) for name, params in arrays.items())

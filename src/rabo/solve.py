@@ -1,7 +1,7 @@
 """Run an algorithm over clients: the one function most users call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import ceil
 from typing import Any
@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
+from rabo.channels import shapes_of
 from rabo.errors import lookup
 from rabo.ledger import Coverage, Ledger, Level
+from rabo.masks import Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
 from rabo.runtimes import InProcess, Runtime
 from rabo.seeding import stream
 from rabo.tree import Params
+
+CALIBRATION = "measure_curvature"  # an exchange that is not training
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,10 @@ class Client:
     def __post_init__(self) -> None:
         if isinstance(self.capacity, (int, float)):
             check_capacity(self.capacity)
+        elif isinstance(self.capacity, str):
+            raise ValueError(
+                f"a capacity must be a number in (0, 1] or a Budget, got the text {self.capacity!r}"
+            )
         elif isinstance(self.capacity, Sequence):
             if not self.capacity:
                 raise ValueError("a trace of capacities must have at least one entry, got none")
@@ -81,7 +89,7 @@ class Result:
     def relative_cost(self) -> dict[str, float]:
         """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside."""
         phases = self.ledger.by_phase.items()
-        spent = reduce(Cost.plus, (c for p, c in phases if p != "measure_curvature"), Cost())
+        spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
         names = ("multiply_adds", "bytes_up", "bytes_down")
         return {n: getattr(spent, n) / max(1, getattr(self.full_cost, n)) for n in names}
 
@@ -118,12 +126,13 @@ class Federation:
         self.evaluate_every = evaluate_every
         self.template = clients[0].problem
         self.channels = self.template.channels
-        self.state = algorithm.init(self.template)
+        self.state = self._start = algorithm.init(self.template)
         problems = {i: client.problem for i, client in self.clients.items()}
         self.ledger = Ledger(runtime or InProcess(problems))
         self.full_cost = Cost()
-        self._probed: dict[Any, Cost] = {}
-        self._check_capacities()
+        self._probed: list[tuple[Any, dict[str, Cost]]] = []
+        self._unpruned = replace(algorithm, policy=Full())  # type: ignore[type-var]
+        self._check_clients()
 
     def run(self, rounds: int) -> Iterator[Round]:
         """Yield one record per round; the state advances as the iteration does."""
@@ -136,15 +145,31 @@ class Federation:
             yield self._round(last)
 
     def cost_at(self, client: int, width: float) -> Cost:
-        """Return what one round costs a client at a width, by running it once, alone."""
+        """Return what a round with all its phases costs a client, measurements of l_{g,1} aside."""
+        return reduce(Cost.plus, self._probe(client, width, self.algorithm).values(), Cost())
+
+    def _probe(self, client: int, width: float, algorithm: Algorithm) -> dict[str, Cost]:
+        """Run a round of one client alone, once per shape, and return its cost by phase."""
         problem = self.clients[client].problem
-        key = (problem.shape_key, width)
-        if key not in self._probed:
-            ledger = Ledger(InProcess({client: problem}))
-            ledger.begin(self.state.x, self.state.y)
-            self.algorithm.round(self.state, Cohort(self.channels, {client: width}), ledger)
-            self._probed[key] = ledger.total
-        return self._probed[key]
+        key = (problem.shape_key, width, algorithm)
+        for known, cost in self._probed:
+            if known == key:
+                return cost
+        ledger = Ledger(InProcess({client: problem}))
+        state = replace(self._start, round=getattr(algorithm, "warm_up", 0))
+        ledger.begin(state.x, state.y)
+        algorithm.round(state, Cohort(self.channels, {client: width}), ledger)
+        cost = {phase: c for phase, c in ledger.by_phase.items() if phase != CALIBRATION}
+        self._probed.append((key, cost))
+        return cost
+
+    def _full_cost_of_round(self) -> Cost:
+        """Return what the phases of the round under way would have cost with the full model."""
+        cost = Cost()
+        for entry in self.ledger.entries:
+            whole = self._probe(entry.client, 1.0, self._unpruned)
+            cost = cost.plus(whole.get(entry.phase, Cost()))
+        return cost
 
     def _prepare(self) -> None:
         present, _ = self._roll_call()
@@ -159,28 +184,18 @@ class Federation:
         present, absent = self._roll_call()
         self.ledger.begin(self.state.x, self.state.y)
         scalars: dict[str, float] = {}
-        self.state = self.algorithm.round(self.state, Cohort(self.channels, present), self.ledger)
+        if present:
+            cohort = Cohort(self.channels, present)
+            self.state = self.algorithm.round(self.state, cohort, self.ledger)
+        else:
+            self.state = replace(self.state, round=number + 1)
         coverage = self.ledger.end()
-        self._note_full_costs(present)
-        for client in present:
-            self.full_cost = self.full_cost.plus(self.cost_at(client, 1.0))
+        self.full_cost = self.full_cost.plus(self._full_cost_of_round())
         if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
             scalars |= dict(self.evaluate(self.state, self.ledger))
         scalars |= self.ledger.scalars()
         entries = tuple(self.ledger.entries)
         return Round(number, scalars, self.ledger.round_cost(), coverage, present, absent, entries)
-
-    def _note_full_costs(self, present: Mapping[int, float]) -> None:
-        """Take the cost of a full round from a client that has just done one."""
-        for client in (i for i, width in present.items() if width == 1.0):
-            key = (self.clients[client].problem.shape_key, 1.0)
-            if key not in self._probed:
-                own = [
-                    e.cost
-                    for e in self.ledger.entries
-                    if e.client == client and e.phase != "measure_curvature"
-                ]
-                self._probed[key] = reduce(Cost.plus, own, Cost())
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
         """Say who takes part in this round and how wide, and who sits it out and why."""
@@ -201,13 +216,26 @@ class Federation:
                 present[client] = width
         return present, absent
 
-    def _check_capacities(self) -> None:
+    def _check_clients(self) -> None:
+        shapes = shapes_of(*self.template.start())
+        for i, client in self.clients.items():
+            own = shapes_of(*client.problem.start())
+            if own != shapes:
+                raise ValueError(
+                    "all clients must have parameters of the same shapes, got another problem at "
+                    f"client {i}: {_first_difference(shapes, own)}"
+                )
         narrow = [i for i, c in self.clients.items() if c.capacity != 1.0]
         if narrow and not self.channels.units:
             raise ValueError(
                 f"client {narrow[0]} asks for less than the full model, but nothing of this "
                 "problem can be cut: make x or y a module, or name their axes (axes=)"
             )
+
+
+def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    name = next(n for n in [*a, *b] if a.get(n) != b.get(n))
+    return f"{name} is {a.get(name)} at client 0 and {b.get(name)} there"
 
 
 def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:

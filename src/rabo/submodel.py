@@ -1,5 +1,6 @@
 """Submodels as really smaller tensors, and the mean over the clients that held an entry."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rabo.channels import ALWAYS, Channels
-from rabo.tree import Params
+from rabo.tree import Params, num_bytes
 
 
 class Part(Protocol):
@@ -32,6 +33,10 @@ class Part(Protocol):
         ...
 
     def num_entries(self) -> int: ...
+
+    def num_bytes(self, part: Params) -> int:
+        """Return what tensors of this part take when they travel."""
+        ...
 
     def index_bytes(self) -> int:
         """Return what it takes to say which entries these are."""
@@ -61,7 +66,7 @@ class Submodel:
                 total[name].add_(value)
 
     def held(self) -> dict[str, Tensor]:
-        return self._held_by_name
+        return {name: self._held(name) for name in self.shapes}
 
     def num_entries(self) -> int:
         total = 0
@@ -72,6 +77,9 @@ class Submodel:
                 size *= len(kept[dim]) if dim in kept else full
             total += size
         return total
+
+    def num_bytes(self, part: Params) -> int:
+        return num_bytes(part)
 
     def index_bytes(self) -> int:
         return 4 * self.num_units
@@ -110,10 +118,6 @@ class Submodel:
             value = value.new_zeros(shape).index_copy(dim, idx, value)
         return value
 
-    @cached_property
-    def _held_by_name(self) -> dict[str, Tensor]:
-        return {name: self._held(name) for name in self.shapes}
-
     def _held(self, name: str) -> Tensor:
         shape = self.shapes[name]
         held = torch.ones([1] * len(shape), dtype=torch.int32, device=self.device)
@@ -145,6 +149,9 @@ class ElementMask:
 
     def num_entries(self) -> int:
         return sum(int(mask.sum()) for mask in self.mask.values())
+
+    def num_bytes(self, part: Params) -> int:
+        return sum(int(self.mask[name].sum()) * v.element_size() for name, v in part.items())
 
     def index_bytes(self) -> int:
         return sum((mask.numel() + 7) // 8 for mask in self.mask.values())
@@ -201,17 +208,25 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
 class CoveredMean:
     """A running sum and a count: the mean over the clients that hold an entry (lines 12-20).
 
-    Its memory does not grow with the number of clients.
+    Of every reply only the sum is kept, so its memory does not grow with the number of clients.
     """
 
     def __init__(self, like: Params):
         self.total = {name: torch.zeros_like(value) for name, value in like.items()}
-        self.count: dict[str, Tensor] = {}
+        self._times: Counter[Part] = Counter()
 
     def add(self, part: Part, values: Params) -> None:
         part.add_to(self.total, values)
-        for name, held in part.held().items():
-            self.count[name] = self.count[name] + held if name in self.count else held
+        self._times[part] += 1
+
+    @cached_property
+    def count(self) -> dict[str, Tensor]:
+        """How many clients hold each entry (C^k), broadcastable; call it when all have answered."""
+        count: dict[str, Tensor] = {}
+        for part, times in self._times.items():
+            for name, held in part.held().items():
+                count[name] = count[name] + times * held if name in count else times * held
+        return count
 
     def mean(self) -> dict[str, Tensor]:
         """Return the mean where somebody answered, and zero elsewhere."""
@@ -223,10 +238,6 @@ class CoveredMean:
     def step(self, full: Params, size: float) -> dict[str, Tensor]:
         """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
         return {
-            name: torch.addcdiv(
-                full[name], total, self.count[name].clamp(min=1).to(total.dtype), value=-size
-            )
-            if name in self.count
-            else full[name]
-            for name, total in self.total.items()
+            name: full[name] - size * mean if name in self.count else full[name]
+            for name, mean in self.mean().items()
         }

@@ -56,10 +56,8 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         return [flat.reshape(like[0].shape).to(like[0].dtype)]
     num_blocks = flat.shape[0]
     widths = [t.numel() // num_blocks for t in like]
-    return [
-        part.reshape(t.shape).to(t.dtype)
-        for part, t in zip(flat.split(widths, dim=1), like, strict=True)
-    ]
+    parts = zip(flat.split(widths, dim=1), like, strict=True)
+    return [part.reshape(t.shape).to(t.dtype) for part, t in parts]
 
 
 def squared_norm(tree: Any) -> Tensor:

@@ -51,10 +51,11 @@ class Cuts(Mapping[int, Cut]):
     """The cut of every client; tensors of clients that share a cut are extracted once."""
 
     def __init__(self, policy: MaskPolicy, state: State, cohort: Cohort, seed: int):
+        self._shared = policy.shared
         whole = Whole(cohort.channels, state.x, state.y)
         shared: dict[float, Cut] = {}
         self._cuts: dict[int, Cut] = {}
-        for client, width in cohort.widths.items():
+        for client, width in sorted(cohort.widths.items()):  # sums then have one order
             if policy.shared and width in shared:
                 self._cuts[client] = shared[width]
                 continue
@@ -68,6 +69,8 @@ class Cuts(Mapping[int, Cut]):
 
         def part_of(client: int) -> Params:
             part = getattr(self._cuts[client], level)
+            if not self._shared:  # nobody else needs it: nothing is kept
+                return part.extract(full)
             if id(part) not in made:
                 made[id(part)] = part.extract(full)
             return made[id(part)]

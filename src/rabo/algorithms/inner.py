@@ -9,6 +9,7 @@ import torch
 
 from rabo.algorithms.base import Cohort, Cuts, State, draw, spread
 from rabo.algorithms.curvature import largest_curvature
+from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
@@ -33,6 +34,8 @@ class InnerLevel:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.beta, str) and self.beta != "auto":
+            raise ValueError(f"beta must be positive or 'auto', got {self.beta!r}")
         if isinstance(self.beta, (int, float)) and not self.beta > 0:
             raise ValueError(f"beta must be positive or 'auto', got {self.beta}")
         if not 0 <= self.momentum < 1:
@@ -52,7 +55,7 @@ class InnerLevel:
             return state  # a schedule is chosen by hand, for problems that are not convex
         cuts = Cuts(self.policy, state, cohort, self.seed)
         largest = largest_curvature(state, cuts, runtime, self.seed)
-        if self.beta != "auto" and self.beta > 2 / largest:
+        if self.beta != "auto" and self.beta * largest > 2:
             warnings.warn(
                 f"beta = {self.beta:g} exceeds 2/l_g1 = {2 / largest:g}: the inner steps diverge. "
                 f"Use beta = {1 / (2 * largest):.3g} (1/(2 l_g1)), or beta='auto'.",
@@ -80,10 +83,17 @@ class InnerLevel:
         """Set β: as given, or 1/(2 l_{g,1}) as measured last."""
         if self.beta != "auto":
             beta = self.beta(state.round) if callable(self.beta) else self.beta
+            if not beta >= 0:
+                raise ValueError(f"beta must not be negative, got {beta} in round {state.round}")
             return replace(state, scalars={**state.scalars, "beta": beta})
         largest = state.scalars.get("largest_curvature", 0.0)
         if not largest or (state.round and state.round % self.calibrate_every == 0):
-            largest = largest_curvature(state, cuts, runtime, self.seed)
+            largest = largest_curvature(state, cuts, runtime, self.seed) or largest
+        if not largest > 0:
+            raise NonFiniteError(
+                f"the inner losses must be curved in y to choose beta, got l_g1 = {largest:g}; add "
+                "a regulariser to the inner loss, or give beta as a number"
+            )
         scalars = {"largest_curvature": largest, "beta": 1 / (2 * largest)}
         return replace(state, scalars={**state.scalars, **scalars})
 

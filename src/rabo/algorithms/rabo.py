@@ -63,7 +63,7 @@ class RABO(InnerLevel, GlobalHessian):
         y = cuts.extract("y", state.y)
         tasks = (
             (client, Task(self.seed, state.round, cuts[client], {"y": y(client)}))
-            for client in answered
+            for client in sorted(answered)
         )
         return runtime.map(self.estimate_outer, tasks)
 

@@ -52,7 +52,7 @@ class Runtime(Protocol):
     """Where clients run. A client that dropped out has no reply."""
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        """Let clients work and yield their replies in ascending order of clients."""
+        """Let clients work on tasks that come in ascending order; yield replies in that order."""
         ...
 
 
@@ -60,7 +60,8 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     """Run one piece of work as a client does: seeded, metered, and checked before it travels."""
     name = work.__name__
     held = num_bytes(task.arrays) + num_bytes(local.memory)
-    key = (name, local.problem.shape_key, task.cut.widths, shapes(task.arrays))
+    whose = repr(getattr(work, "__self__", None))
+    key = (name, whose, local.problem.shape_key, task.cut.widths, shapes(task.arrays))
     devices = sorted({t.device.index for t in leaves(task.arrays) if t.device.type == "cuda"})
     start = time.perf_counter()
     try:

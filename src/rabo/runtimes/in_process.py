@@ -9,7 +9,7 @@ from rabo.submodel import Cut
 
 
 class InProcess:
-    """Runs clients in ascending order, so that sums have the same bits in any order of asking."""
+    """Runs one client after the other, as their tasks come: in ascending order."""
 
     def __init__(self, problems: Mapping[int, BilevelProblem]):
         self.problems = problems
@@ -19,7 +19,7 @@ class InProcess:
         self._cuts: dict[int, Cut] = {}
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        for client, task in sorted(tasks, key=lambda pair: pair[0]):
+        for client, task in tasks:
             yield client, perform(work, task, self._local(client, task), self._meter)
 
     def _local(self, client: int, task: Task) -> Local:

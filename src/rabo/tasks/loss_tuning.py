@@ -232,7 +232,7 @@ class Judge:
         return found | {"offset_correlation": self._correlation(state.x)}
 
     def per_class(self, y: Params) -> Tensor:
-        """Return the accuracy on every class."""
+        """Return the accuracy on every class that is there to be judged."""
         module = self.problem.definition.modules[1]
         assert module is not None
         model = with_statistics(module, y, (prepare(b) for b in self.train.split(512)))
@@ -242,7 +242,8 @@ class Judge:
         right = (guesses == labels).double()
         num_classes = len(self.counts)
         total = torch.zeros(num_classes, dtype=torch.float64, device=labels.device)
-        return total.index_add(0, labels, right) / labels.bincount(minlength=num_classes)
+        counts = labels.bincount(minlength=num_classes)
+        return (total.index_add(0, labels, right) / counts)[counts > 0]
 
     def _correlation(self, x: Params) -> float:
         """How well the tuned offsets agree with the closed form l_k = log π_k."""

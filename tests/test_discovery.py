@@ -180,3 +180,103 @@ def test_modules_without_an_example_say_what_to_give():
     problem = rabo.Problem(inner=lambda *_: 0, outer=lambda *_: 0, x=x, y=y)
     with pytest.raises(ValueError, match="needs example="):
         _ = problem.on(inner=example, outer=example).channels
+
+
+class PartlyWhole(nn.Module):
+    """A concatenation of which one half cannot be cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(4, 6), nn.Linear(4, 6), nn.LayerNorm(6)
+        self.out = nn.Linear(12, 2)
+
+    def forward(self, z):
+        return self.out(torch.cat([F.relu(self.a(z)), self.norm(self.b(z))], dim=1))
+
+
+@pytest.mark.parametrize("net", [PartlyWhole(), *(y for x, y, _ in NETWORKS.values() if x is None)])
+def test_every_network_that_is_accepted_can_be_trained_at_half_width(net):
+    shape = {"PartlyWhole": (4,), "ResNet18": (3, 32, 32), "SmallViT": (1, 28, 28)}
+    example = torch.randn(6, *shape.get(type(net).__name__, (1, 12, 12)))
+
+    def loss(x, y, data):
+        return y(data).square().mean() + x["a"].exp().sum() * 1e-3
+
+    problem = rabo.Problem(inner=loss, outer=loss, x={"a": torch.zeros(1)}, y=net, example=example)
+    own = problem.on(inner=example, outer=example)
+    result = rabo.solve([rabo.Client(own, 0.5)], algorithm="fedavg", beta=1e-3, rounds=1)
+    assert 0 < result.coverage["y_trained"] < 1
+
+
+class ZeroHead(nn.Module):
+    """A layer that mixes channels behind a head that starts from zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, z):
+        z = self.a(z)
+        return self.out(z / (z.abs().mean(dim=1, keepdim=True) + 1))
+
+
+def test_a_head_that_starts_from_zero_hides_nothing():
+    example = torch.randn(5, 4)
+    problem = rabo.Problem(
+        inner=lambda *_: 0,
+        outer=lambda *_: 0,
+        x={"a": torch.ones(1)},
+        y=ZeroHead(),
+        example=example,
+    )
+    with pytest.raises(rabo.UnsupportedModelError, match=r"layer y\.a"):
+        _ = problem.on(inner=example, outer=example).channels
+
+
+def test_axes_declared_by_hand_are_checked_too():
+    example = torch.randn(5, 4)
+    axes = {"y.a.weight": ("h", None), "y.a.bias": ("h",), "y.b.weight": (None, "h")}
+    problem = rabo.Problem(
+        inner=lambda *_: 0,
+        outer=lambda *_: 0,
+        x={"a": torch.ones(1)},
+        y=ChannelMean(),
+        example=example,
+        axes=axes,
+    )
+    with pytest.raises(rabo.UnsupportedModelError, match="layer h"):
+        _ = problem.on(inner=example, outer=example).channels
+
+
+def weighting(**options):
+    """x weighs the losses of examples, y classifies them: not a chain."""
+    x = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1), nn.Sigmoid())
+    y = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def inner(weigh, net, data):
+        losses = F.cross_entropy(net(data[0]), data[1], reduction="none")
+        penalty = 0.1 * sum(w.square().sum() for w in net.values())
+        return (weigh(losses.detach()[:, None])[:, 0] * losses).mean() + penalty
+
+    def outer(weigh, net, data):
+        return F.cross_entropy(net(data[0]), data[1])
+
+    data = torch.randn(20, 4), torch.randint(3, (20,))
+    problem = rabo.Problem(inner=inner, outer=outer, x=x, y=y, **options)
+    return problem.on(inner=data, outer=data)
+
+
+def test_modules_that_are_not_a_chain_are_traced_one_by_one():
+    own = weighting(example={"x": torch.randn(5, 1), "y": torch.randn(5, 4)})
+    assert dict(own.channels.units) == {"x.0": 6, "y.0": 8}
+    result = rabo.solve([rabo.Client(own, 0.5)], rounds=2)
+    assert 0 < result.coverage["x_trained"] < 1
+    only_y = weighting(example={"y": torch.randn(5, 4)})
+    assert dict(only_y.channels.units) == {"y.0": 8}
+
+
+def test_an_example_that_does_not_fit_says_what_to_give():
+    with pytest.raises(rabo.UnsupportedModelError, match="are not applied one after the other"):
+        _ = weighting(example=torch.randn(5, 1)).channels

@@ -239,3 +239,62 @@ def test_a_value_that_is_not_finite_is_raised_not_returned(estimator):
 def test_impossible_settings_are_refused_where_they_are_made(make):
     with pytest.raises(ValueError, match="must"):
         make()
+
+
+@pytest.mark.parametrize("name", ["recomputed", "directional-difference", "coordinate-difference"])
+def test_dropout_is_one_realisation_per_estimate(name):
+    """Estimators that evaluate g again must see the same units dropped."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 1)).double()
+    data = torch.randn(30, 4).double()
+
+    def inner(x, y, d):
+        return (y(d) - x["x"].sum()).square().mean() + sum(w.square().sum() for w in y.values())
+
+    problem = rabo.Problem(
+        inner=inner,
+        outer=lambda x, y, d: (y(d) - 1).square().mean(),
+        x={"x": torch.ones(2).double()},
+        y=net,
+        prune="none",
+    ).on(inner=data, outer=data)
+    torch.manual_seed(1)
+    exact = rabo.ConjugateGradient(num_iterations=60)(problem, *problem.start(), problem.data)
+    torch.manual_seed(1)
+    again = rabo.ConjugateGradient(num_iterations=60, products="recomputed")
+    found = LONG.get(name, again)(problem, *problem.start(), problem.data)
+    torch.testing.assert_close(found.value["x"], exact.value["x"], rtol=1e-3, atol=1e-6)
+
+
+def test_features_may_carry_labels_along():
+    torch.manual_seed(0)
+    data = torch.randn(12, 3), torch.randint(2, (12,))
+
+    def loss(z, y, d):
+        return F.cross_entropy(z[0] @ y["w"], z[1]) + y["w"].square().sum()
+
+    problem = rabo.Problem(
+        inner=loss,
+        outer=loss,
+        features=lambda x, d: (d[0] @ x["x"], d[1]),
+        x={"x": torch.randn(3, 4)},
+        y={"w": torch.randn(4, 2)},
+    ).on(inner=data, outer=data)
+    found = [
+        estimator(problem, *problem.start(), problem.data).value["x"]
+        for estimator in (LONG["conjugate-gradient"], LONG["directional-difference"])
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*LONG, "literal"])
+def test_an_outer_loss_without_y_leaves_its_own_gradient(name):
+    estimator = rabo.LiteralCoordinateDifference() if name == "literal" else LONG[name]
+    problem = rabo.Problem(
+        inner=lambda x, y, d: (y["y"] - x["x"]).square().sum(),
+        outer=lambda x, y, d: x["x"].square().sum(),
+        x={"x": torch.ones(2)},
+        y={"y": torch.zeros(2)},
+    ).on(inner=None, outer=None)
+    found = estimator(problem, *problem.start(), problem.data)
+    torch.testing.assert_close(found.value["x"], 2 * torch.ones(2))

@@ -119,3 +119,64 @@ def test_a_resnet12_costs_what_the_paper_says():
     assert up == pytest.approx(0.266, abs=0.005)
     assert down == pytest.approx(0.266, abs=0.005)
     assert work == pytest.approx(0.27, abs=0.02)
+
+
+def test_a_level_nobody_trains_is_judged_as_it_was_given():
+    result = rabo.solve(quadratic_clients([1.0]), algorithm="fedavg", rounds=1)
+    x = {"x": torch.ones(8)}
+    assert torch.equal(result.ledger.ever_trained("x", x)["x"], x["x"])
+
+
+def test_single_entries_travel_alone():
+    """A quarter of the entries at width 1/2, and a bit per entry to say which."""
+    clients = quadratic_clients([0.5])
+    result = rabo.solve(clients, rounds=1, policy=rabo.Magnitude(), beta=0.01)
+    kept_x, kept_y = round(8 / 4), round(6 / 4)
+    assert result.history[0].cost.bytes_up == 8 * (kept_x + kept_y)
+    assert result.history[0].cost.bytes_down == 8 * (kept_x + 2 * kept_y) + 2
+
+
+@pytest.mark.parametrize("options", [{}, {"warm_up": 2}, {"beta": 0.01}])
+def test_clients_of_full_width_cost_what_the_full_model_costs(options):
+    result = rabo.solve(quadratic_clients([1.0, 1.0]), rounds=4, **options)
+    assert all(share == pytest.approx(1) for share in result.relative_cost.values())
+
+
+def test_a_segment_is_compared_with_the_whole_model():
+    clients = quadratic_clients([1.0] * 2)
+    result = rabo.solve(clients, rounds=1, beta=0.01, policy=rabo.Segments(num_segments=2))
+    assert result.relative_cost["bytes_up"] == pytest.approx(0.5)
+
+
+def test_work_of_another_algorithm_is_counted_anew():
+    problem = quadratic_clients([1.0])[0].problem
+    runtime = rabo.runtimes.InProcess({0: problem})
+    counts = []
+    for steps in (1, 50):
+        done = rabo.solve(
+            [rabo.Client(problem)], rounds=1, beta=0.01, num_inner_steps=steps, runtime=runtime
+        )
+        counts.append(done.ledger.by_phase["update_inner"].multiply_adds)
+    assert counts[1] == 50 * counts[0]
+
+
+def test_server_memory_does_not_grow_with_the_number_of_clients():
+    """The server's own work, with another cut for every client, on replies that are dropped."""
+    from rabo.channels import declare
+    from rabo.masks import Whole
+    from rabo.submodel import CoveredMean
+
+    full = {"w": torch.randn(300, 300)}
+    whole = Whole(declare({"x.w": ("rows", "columns")}, full, {}), full, {})
+
+    def peak(num_clients):
+        def serve():
+            mean = CoveredMean(full)
+            for i in range(num_clients):
+                part = rabo.Random()(whole, 0.5, i, 0, stream(i)).x
+                mean.add(part, part.extract(full))
+            return mean.step(full, 0.1)
+
+        return measure(serve)[1].peak_memory_bytes
+
+    assert peak(64) < 1.25 * peak(4)  # index vectors stay, tensors do not

@@ -195,3 +195,53 @@ def test_batches_are_drawn_anew_for_every_step_or_once_a_round():
 
     assert len(batches("round")) == 1
     assert len(batches("step")) > 4
+
+
+def test_nobody_present_is_no_error_with_measured_step_sizes_either():
+    result = rabo.solve([client(0, Budget(traffic=10))], rounds=12)
+    assert len(result.history) == 12
+    assert "traffic" in result.history[11].absent[0]
+
+
+def test_a_budget_means_the_same_with_a_measured_step_size():
+    whole = rabo.Federation([client()], rabo.RABO(beta=0.01)).cost_at(0, 1.0)
+    budget = Budget(multiply_adds=whole.multiply_adds)
+    for options in ({}, {"beta": 0.01}, {"warm_up": 3}):
+        result = rabo.solve([client(0, budget)], rounds=1, **options)
+        assert result.history[0].present[0] == 1.0
+
+
+def test_clients_with_different_parameters_are_refused_by_name():
+    other = random_quadratic(stream(0), 8, 7).client(stream(1))
+    with pytest.raises(ValueError, match=r"client 1: y\.y is \(8,\) at client 0 and \(7,\) there"):
+        rabo.solve([client(), rabo.Client(other)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: client(capacity="1/2"), "got the text '1/2'"),
+        (lambda: rabo.RABO(beta="Auto"), "positive or 'auto'"),
+        (lambda: tree_problem(redraw="steps"), "redraw must be"),
+        (lambda: rabo.solve([client()], beta=lambda q: -1.0, rounds=1), "must not be negative"),
+        (
+            lambda: rabo.Problem(inner=hopeless, outer=hopeless, x={}, y={"y": torch.ones(1)}),
+            "x must have at least one parameter",
+        ),
+    ],
+)
+def test_more_bad_input_says_what_must_hold(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_parameters_of_different_precision_keep_their_own():
+    problem = rabo.Problem(
+        inner=lambda x, y, d: y["a"].square().sum() + y["b"].double().square().sum() * x["x"].sum(),
+        outer=lambda x, y, d: y["a"].sum() + y["b"].sum(),
+        x={"x": torch.ones(1)},
+        y={"a": torch.ones(2).double(), "b": torch.ones(2)},
+    ).on(inner=None, outer=None)
+    result = rabo.solve([rabo.Client(problem)], rounds=2)
+    assert result.y["a"].dtype == torch.float64
+    assert result.y["b"].dtype == torch.float32

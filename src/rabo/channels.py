@@ -121,3 +121,17 @@ def declare(axes: Mapping[str, Sequence[str | None]], x: Params, y: Params) -> C
         for name, labels in axes.items()
     }
     return Channels(units, {name: dims for name, dims in numbered.items() if dims}, shapes)
+
+
+def join(parts: Sequence[Channels], shapes: Mapping[str, tuple[int, ...]]) -> Channels:
+    """Put the groups of several modules side by side."""
+    units: dict[str, int] = {}
+    axes: dict[str, Mapping[int, Tensor]] = {}
+    whole: dict[str, str] = {}
+    for part in parts:
+        start = sum(units.values())
+        for name, dims in part.axes.items():
+            axes[name] = {d: torch.where(u == ALWAYS, u, u + start) for d, u in dims.items()}
+        units |= part.units
+        whole |= part.whole
+    return Channels(units, axes, shapes, whole)

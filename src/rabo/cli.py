@@ -40,12 +40,13 @@ def run_task(
     clients: Annotated[int, typer.Option(help="number of clients")] = 10,
     rounds: Annotated[int, typer.Option(help="number of rounds Q")] = 100,
     capacities: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="what clients have, dealt in turn: width fractions (1,1/2,1/4) or budgets "
-            "(memory:64MB, multiply-adds:2G, traffic:1MB per round)"
+            "(memory:64MB, multiply-adds:2G, traffic:1MB per round); by default 1, and 1/2 in "
+            "loss-tuning"
         ),
-    ] = "1",
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="which channels a client trains (importance)")
     ] = None,

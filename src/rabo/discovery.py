@@ -53,7 +53,13 @@ def _refuse_what_tracing_would_miss(chain: Chain, example: Any) -> nn.Module | N
         for layer in chain.modules()
         if not list(layer.children()) and not isinstance(layer, nn.Identity)
     ]
-    result = chain(example)
+    try:
+        result = chain(example)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UnsupportedModelError(
+            f"y(x(example)) does not run ({error}). Give an example that it takes; where x and y "
+            'are not applied one after the other, give example={"x": ..., "y": ...}, or one.'
+        ) from error
     for hook in hooks:
         hook.remove()
     if not isinstance(result, Tensor):

@@ -30,7 +30,7 @@ class Experiment:
     algorithm: str = "rabo"
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     clients: int = 10
-    capacities: str = "1"
+    capacities: str | None = None  # None: what the task suggests
     rounds: int = 100
     participation: float = 1.0
     seed: int = 0
@@ -43,9 +43,9 @@ class Experiment:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
-        kinds = parse_capacities(self.capacities)
-        capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
         task = lookup("task", self.task, TASKS)(**self.task_options)
+        kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
+        capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
         setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}

@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, vmap
 
-from rabo.channels import Channels, declare, shapes_of
-from rabo.compact import Chain, Structure, narrow, uses_batch_statistics
+from rabo.channels import Channels, declare, join, shapes_of
+from rabo.compact import Chain, Structure, check_structure, narrow, uses_batch_statistics
 from rabo.discovery import find_structure
 from rabo.submodel import Cut, Submodel
 from rabo.tree import Params, leaves, map_leaves, shapes
@@ -121,6 +121,8 @@ class _Definition:
             return Structure(Channels({}, {}, shapes_of(x, y)), ())
         if problem.axes is not None:
             found = Structure(declare(problem.axes, x, y), ())
+            if problem.example is not None and any(self.modules):
+                check_structure(Chain(*self.modules), found, problem.example)
         elif all(module is None for module in self.modules):
             return Structure(Channels({}, {}, shapes_of(x, y)), ())
         else:
@@ -130,18 +132,20 @@ class _Definition:
         return found
 
     def _discover(self) -> Structure:
-        if self.problem.example is None:
+        """Trace x then y on one example, or each level that has an example of its own."""
+        example, (x, y) = self.problem.example, self.modules
+        if example is None:
             raise ValueError(
                 "a problem made of modules needs example= (a batch of inputs) to find the channels "
                 "that belong together; give one, declare axes=, or set prune='none'"
             )
-        chain = Chain(*self.modules)
-        found = find_structure(chain, self.problem.example)
-        shapes_all = shapes_of(*self.params)
-        return Structure(
-            Channels(found.channels.units, found.channels.axes, shapes_all, found.channels.whole),
-            found.resizes,
-        )
+        if isinstance(example, Mapping) and set(example) <= {"x", "y"}:
+            chains = {"x": Chain(x, None), "y": Chain(None, y)}
+            parts = [find_structure(chains[level], example[level]) for level in sorted(example)]
+        else:
+            parts = [find_structure(Chain(x, y), example)]
+        channels = join([part.channels for part in parts], shapes_of(*self.params))
+        return Structure(channels, tuple(r for part in parts for r in part.resizes))
 
     def narrowed(self, cut: Cut) -> tuple[nn.Module | None, nn.Module | None]:
         """Return the modules in the shapes of a cut, made once per shape."""
@@ -162,7 +166,8 @@ class Problem:
     `inner(x, y, data)` is g and `outer(x, y, data)` is f. A tree arrives as a mapping of tensors, a
     module as something to call. With `features(x, data)`, the losses get its result in place of x.
     Every client binds its own data with `on`; batches are all of it, `batch_size` random items, or
-    what `sample(data, generator)` draws.
+    what `sample(data, generator)` draws. `example` is a batch of inputs of y(x(.)), by which
+    channels are found; where x and y are not a chain, give {"x": ..., "y": ...} or one of them.
     """
 
     inner: Callable[[Any, Any, Any], Tensor]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ BATCH = 64
 class LossTuningTask:
     """Tune the VS loss so that a classifier of a long-tailed set treats all classes well."""
 
+    capacities: ClassVar[str] = "1/2"  # of all clients, unless given
     dataset: Annotated[str, "cifar10, or digits (needs no download)"] = "digits"
     data_root: Annotated[str, "folder of the data (else RABO_DATA, else the user cache)"] = ""
     download: Annotated[bool, "download what is missing"] = False

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -78,6 +79,7 @@ def test_digits_learns_on_unequal_clients(tmp_path):
         (["quadratic", "--beta", "-1"], "beta must be positive"),
         (["quadratic", "--device", "cuda"], "no GPU is available"),
         (["quadratic", "--participation", "0"], "participation must lie"),
+        (["few-shot", "--dataset", "omniglot", "--data-root", "/nowhere"], "use --download"),
     ],
 )
 def test_a_wrong_argument_gives_one_clear_line_and_no_traceback(tmp_path, arguments, message):
@@ -143,3 +145,20 @@ def test_the_package_runs_as_a_module():
     )
     assert done.returncode == 0
     assert "bilevel" in done.stdout
+
+
+def test_a_run_that_is_told_to_end_keeps_its_record(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "rabo", "run", "quadratic", "--rounds", "100000"]
+    process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"

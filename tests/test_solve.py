@@ -222,6 +222,9 @@ def test_clients_with_different_parameters_are_refused_by_name():
     [
         (lambda: client(capacity="1/2"), "got the text '1/2'"),
         (lambda: rabo.RABO(beta="Auto"), "positive or 'auto'"),
+        (lambda: rabo.RABO(policy=rabo.Rolling), "must be an object such as"),
+        (lambda: rabo.RABO(hypergradient="cg"), "must be an object such as"),
+        (lambda: rabo.solve([client()], policy="roling"), "Did you mean 'rolling'"),
         (lambda: tree_problem(redraw="steps"), "redraw must be"),
         (lambda: rabo.solve([client()], beta=lambda q: -1.0, rounds=1), "must not be negative"),
         (
@@ -245,3 +248,22 @@ def test_parameters_of_different_precision_keep_their_own():
     result = rabo.solve([rabo.Client(problem)], rounds=2)
     assert result.y["a"].dtype == torch.float64
     assert result.y["b"].dtype == torch.float32
+
+
+def test_policies_and_estimators_may_be_given_by_name():
+    named = rabo.solve([client()], policy="rolling", hypergradient="neumann", rounds=1, beta=0.01)
+    made = rabo.solve(
+        [client()], policy=rabo.Rolling(), hypergradient=rabo.Neumann(), rounds=1, beta=0.01
+    )
+    assert torch.equal(named.x["x"], made.x["x"])
+
+
+@pytest.mark.parametrize("beta", ["auto", 0.01])
+def test_a_loss_that_is_nan_from_the_start_is_named_as_such(beta):
+    def nan(x, y, data):
+        return (x["x"].sum() * y["y"]).square().sum() * float("nan")
+
+    problem = rabo.Problem(inner=nan, outer=nan, x={"x": torch.ones(2)}, y={"y": torch.ones(2)})
+    clients = [rabo.Client(problem.on(inner=None, outer=None))]
+    with pytest.raises(rabo.ClientError, match=r"client 0 .* the inner loss is nan"):
+        rabo.solve(clients, rounds=1, beta=beta)

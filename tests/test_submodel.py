@@ -103,6 +103,7 @@ def test_an_element_mask_holds_single_entries():
     [
         ({"x.nope": ("a",)}, "must name parameters"),
         ({"x.w": ("a",)}, "must have 3 labels"),
+        ({"x.b": "a"}, "must be a list of labels"),
         ({"x.w": ("a", None, None), "x.b": ("a",), "y.v": ("a", None)}, "must have one size"),
     ],
 )

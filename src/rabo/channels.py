@@ -100,7 +100,11 @@ def declare(axes: Mapping[str, Sequence[str | None]], x: Params, y: Params) -> C
     units: dict[str, int] = {}
     for name, labels in axes.items():
         if name not in shapes:
-            raise ValueError(f"axes must name parameters of x or y, got {name!r}; {list(shapes)}")
+            raise ValueError(
+                f"axes must name parameters of x or y, got {name!r}; known: {', '.join(shapes)}"
+            )
+        if isinstance(labels, str):
+            raise ValueError(f"axes of {name} must be a list of labels, got the text {labels!r}")
         if len(labels) != len(shapes[name]):
             raise ValueError(
                 f"axes of {name} must have {len(shapes[name])} labels, got {tuple(labels)}"

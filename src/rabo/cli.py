@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import inspect
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -14,8 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rabo.algorithms import ALGORITHMS
 from rabo.errors import ClientError
 from rabo.experiment import Experiment, run
+from rabo.hypergradients import ESTIMATORS
+from rabo.masks import POLICIES
 from rabo.solve import Result, Round
 from rabo.tasks import TASKS, Task
 from rabo.theory import run_theory
@@ -36,7 +41,7 @@ app.add_typer(run_app, name="run")
 def run_task(
     task: str,
     task_options: dict[str, Any],
-    algorithm: Annotated[str, typer.Option(help="rabo or rafbo")] = "rabo",
+    algorithm: Annotated[str, typer.Option(help=", ".join(ALGORITHMS))] = "rabo",
     clients: Annotated[int, typer.Option(help="number of clients")] = 10,
     rounds: Annotated[int, typer.Option(help="number of rounds Q")] = 100,
     capacities: Annotated[
@@ -48,10 +53,10 @@ def run_task(
         ),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="which channels a client trains (importance)")
+        str | None, typer.Option(help=f"which channels a client trains: {', '.join(POLICIES)}")
     ] = None,
     hypergradient: Annotated[
-        str | None, typer.Option(help="estimator, instead of the algorithm's own")
+        str | None, typer.Option(help=f"instead of the algorithm's own: {', '.join(ESTIMATORS)}")
     ] = None,
     hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
     alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
@@ -88,6 +93,7 @@ def run_task(
     )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{task}-{algorithm}-{stamp}"
+    console.print(f"{task} · {algorithm}: making data and clients", highlight=False)
     with _progress(f"{task} · {algorithm}", rounds) as show:
         result = _guarded(lambda: run(experiment, folder, show), folder)
     _print_result(result, folder)
@@ -102,12 +108,18 @@ def _number(name: str, text: str) -> float:
 
 def _guarded(work: Callable[[], Any], folder: Path) -> Any:
     """Turn what a user can mend into one line, and keep what was reached."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
     try:
         return work()
     except KeyboardInterrupt:
         errors.print(f"[yellow]interrupted[/]: the rounds so far are in {folder}", highlight=False)
         raise typer.Exit(130) from None
-    except (ValueError, ImportError, ArithmeticError, ClientError) as error:
+    except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
         errors.print(f"[red]error[/]: {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
@@ -215,6 +227,7 @@ def demo(
             evaluate_every=max(1, rounds // 3),
         )
         where = folder / name.replace(" ", "-")
+        console.print(f"{name}: {rounds} rounds of 5 clients, capacities {capacities}")
         with _progress(name, rounds) as show:
             result = _guarded(lambda e=experiment, w=where, s=show: run(e, w, s), where)
         table.add_row(name, *_demo_row(result))

@@ -29,6 +29,6 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     """Find a registered name, or say which one was probably meant."""
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(sorted(known))}.")

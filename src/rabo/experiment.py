@@ -13,8 +13,6 @@ import torch
 
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
-from rabo.hypergradients import ESTIMATORS
-from rabo.masks import POLICIES
 from rabo.metering import Cost
 from rabo.resources import Budget, Now, check_capacity
 from rabo.solve import Federation, Result, Round, make_algorithm, result_of
@@ -51,7 +49,7 @@ class Experiment:
         known = {option.name for option in fields(kind)}
         advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
         options = {name: value for name, value in advice.items() if name in known}
-        options |= {**_objects(self.algorithm_options), "seed": self.seed}
+        options |= {**self.algorithm_options, "seed": self.seed}
         federation = Federation(
             setup.clients,
             make_algorithm(self.algorithm, **options),
@@ -171,13 +169,3 @@ def _parse_capacity(item: str) -> Now:
             f"a capacity must be a fraction of the width in (0, 1] such as 1/2, or a budget "
             f"such as memory:64MB, got {item!r}"
         ) from error
-
-
-def _objects(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the names of a policy and an estimator into objects."""
-    made = dict(options)
-    if "policy" in made:
-        made["policy"] = lookup("mask policy", made["policy"], POLICIES)()
-    if "hypergradient" in made:
-        made["hypergradient"] = lookup("hypergradient", made["hypergradient"], ESTIMATORS)()
-    return made

@@ -11,8 +11,9 @@ import torch
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
 from rabo.errors import lookup
+from rabo.hypergradients import ESTIMATORS
 from rabo.ledger import Coverage, Ledger, Level
-from rabo.masks import Full
+from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
@@ -239,7 +240,7 @@ def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 
 
 def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
-    """Return the algorithm of a name with its options, or the object itself."""
+    """Return the algorithm of a name with its options, which may be names too, or the object."""
     if not isinstance(algorithm, str):
         if options:
             raise ValueError(f"options belong to the algorithm object, got {sorted(options)}")
@@ -248,6 +249,9 @@ def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
     known = {option.name: option for option in fields(kind)}
     for name in options:
         lookup(f"option of {algorithm}", name, known)
+    for name, kinds in (("policy", POLICIES), ("hypergradient", ESTIMATORS)):
+        if isinstance(options.get(name), str):
+            options[name] = lookup(name, options[name], kinds)()
     return kind(**options)
 
 

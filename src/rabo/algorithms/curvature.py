@@ -2,7 +2,7 @@
 
 from rabo.algorithms.base import Cuts, State, draw, spread
 from rabo.curvature import lanczos
-from rabo.hypergradients.linearisation import Difference, View
+from rabo.hypergradients.linearisation import Difference, View, check_loss
 from rabo.runtimes.base import Local, Reply, Runtime, Task
 from rabo.seeding import stream
 
@@ -28,6 +28,7 @@ def measure_curvature(task: Task, local: Local) -> Reply:
     batch = draw(local, task, "curvature")
     y = spread(task.arrays["y"], problem.copies)
     view = View(problem, task.arrays["x"], y, batch)
+    check_loss("inner", view.inner(view.y))
     generator = stream(task.seed, task.round, local.client, "lanczos")
     found = lanczos(Difference(view).product, view.y, NUM_PRODUCTS, generator)
     return Reply({}, {"largest_curvature": found.largest, "smallest_curvature": found.smallest})

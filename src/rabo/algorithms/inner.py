@@ -10,7 +10,7 @@ import torch
 from rabo.algorithms.base import Cohort, Cuts, State, draw, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.errors import NonFiniteError
-from rabo.hypergradients.linearisation import gradient
+from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task
@@ -38,6 +38,8 @@ class InnerLevel:
             raise ValueError(f"beta must be positive or 'auto', got {self.beta!r}")
         if isinstance(self.beta, (int, float)) and not self.beta > 0:
             raise ValueError(f"beta must be positive or 'auto', got {self.beta}")
+        if isinstance(self.policy, (str, type)):
+            raise ValueError(f"policy must be an object such as Rolling(), got {self.policy!r}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
         if self.num_inner_steps < 1:
@@ -113,7 +115,10 @@ class InnerLevel:
                 with torch.no_grad():
                     z = problem.features(x, data)
             y = as_leaves(y)
-            slope = gradient(problem.inner(z, y, data), leaves(y))  # line 7
+            loss = problem.inner(z, y, data)
+            if t == 0:
+                check_loss("inner", loss)
+            slope = gradient(loss, leaves(y))  # line 7
             velocity = self._accelerate(velocity, slope)
             beta = task.scalars["beta"]
             y = {k: v.detach() - beta * s for (k, v), s in zip(y.items(), velocity, strict=True)}

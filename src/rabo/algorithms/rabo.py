@@ -33,6 +33,11 @@ class RABO(InnerLevel, GlobalHessian):
             raise ValueError(f"alpha must be positive, got {self.alpha}")
         if self.warm_up < 0:
             raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
+        if isinstance(self.hypergradient, (str, type)):
+            raise ValueError(
+                "hypergradient must be an object such as ConjugateGradient(), got "
+                f"{self.hypergradient!r}"
+            )
         if self.hessian not in ("local", "global"):
             raise ValueError(f"hessian must be local or global, got {self.hessian!r}")
         if self.hessian == "global" and not hasattr(self.hypergradient, "linearise"):

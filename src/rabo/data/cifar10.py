@@ -71,8 +71,8 @@ def find(root: Path, download: bool) -> tuple[Layout, Mapping[str, bytes]]:
         return BINARY, read_archive(path, BINARY)
     raise FileNotFoundError(
         f"one of {[layout.folder for layout in LAYOUTS]} or their archives must lie below {root} "
-        f"or {root / 'cifar10'}, got none; load with download=True, put {URL}/{BINARY.archive} "
-        "there, or pass --data-root"
+        f"or {root / 'cifar10'}, got none; use --download (download=True), put "
+        f"{URL}/{BINARY.archive} there, or pass --data-root"
     )
 
 

@@ -69,7 +69,7 @@ def find(root: Path, part: Part, download: bool) -> Drawings:
         return ZippedDrawings(fetch(url, f"md5:{part.md5}", path))
     raise FileNotFoundError(
         f"{part.name}.zip or the folder {part.name} must lie below {root} or {root / 'omniglot'}, "
-        f"got neither; load with download=True, put {url} there, or pass --data-root"
+        f"got neither; use --download (download=True), put {url} there, or pass --data-root"
     )
 
 
@@ -93,7 +93,9 @@ def read_characters(source: Drawings, part: Part, names: list[str]) -> Character
 
 def check_complete(source: Drawings, part: Part, groups: dict[tuple[str, str], list[str]]) -> None:
     """Refuse a set with an alphabet, a character or a drawing too few or too many."""
-    advice = f"delete {source.path} and load again with download=True, or put {URL} there"
+    advice = (
+        f"delete {source.path} and load again with --download (download=True), or put {URL} there"
+    )
     for (alphabet, character), group in groups.items():
         if len(group) != DRAWINGS:
             raise ValueError(

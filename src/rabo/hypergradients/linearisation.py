@@ -166,6 +166,15 @@ def gradient(
     )
 
 
+def check_loss(level: str, loss: Tensor) -> None:
+    """Refuse a loss that is NaN or infinite before anything is computed from it."""
+    if not is_finite(loss):
+        raise NonFiniteError(
+            f"the {level} loss is {float(loss.detach())} where the work starts; check the loss "
+            "and the data, or reduce the step sizes if it was finite in earlier rounds"
+        )
+
+
 def _differentiable(tree: Any) -> list[Tensor]:
     """Return the tensors that gradients can reach: features may carry labels along."""
     return [t for t in leaves(tree) if t.is_floating_point()]

@@ -132,7 +132,8 @@ class Federation:
         self.ledger = Ledger(runtime or InProcess(problems))
         self.full_cost = Cost()
         self._probed: list[tuple[Any, dict[str, Cost]]] = []
-        self._unpruned = replace(algorithm, policy=Full())  # type: ignore[type-var]
+        has_policy = any(f.name == "policy" for f in fields(algorithm))  # type: ignore[arg-type]
+        self._unpruned = replace(algorithm, policy=Full()) if has_policy else algorithm  # type: ignore[type-var]
         self._check_clients()
 
     def run(self, rounds: int) -> Iterator[Round]:

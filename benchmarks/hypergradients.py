@@ -120,8 +120,8 @@ def main() -> None:
         ]
     )
     print(
-        "coordinate-difference takes a gradient per coordinate of x: on A's 2000 some 2000 times "
-        "the cost of one, on B's 112,000 about an hour; hence a smaller A, and no B."
+        "coordinate-difference takes a gradient per coordinate of x: B's 111,680 would take more "
+        "than half an hour; hence a smaller A, and no B."
     )
     write_json(chosen.json, {"machine": machine(), "repeats": chosen.repeats, "rows": rows})
 

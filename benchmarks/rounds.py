@@ -102,9 +102,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--repeats", type=int, default=9)
     options.add_argument("--queries", type=int, default=15, help="per class")
+    options.add_argument("--give-back", action="store_true", help="let glibc return memory")
     options.add_argument("--json", type=Path, default=Path("runs/benchmarks/rounds.json"))
     chosen = options.parse_args()
-    prepare()
+    prepare(keep_memory=not chosen.give_back)
     rows = [row for name in BACKBONES for row in compare(name, chosen.queries, chosen.repeats)]
     print_table(
         [
@@ -121,7 +122,7 @@ def main() -> None:
         if row["capacity"] == 0.5:
             verdict = "within" if row["ratio"] <= TARGET else "beyond"
             print(f"{row['backbone']}: {row['ratio']:.3f} of a full round, {verdict} {TARGET}")
-    settings = {"repeats": chosen.repeats, "queries": chosen.queries}
+    settings = {k: v for k, v in vars(chosen).items() if k != "json"}
     write_json(chosen.json, {"machine": machine(), **settings, "rows": rows})
 
 

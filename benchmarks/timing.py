@@ -16,14 +16,15 @@ import torch
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
-def prepare() -> None:
+def prepare(keep_memory: bool = True) -> None:
     """Use one thread, and let the allocator keep what it has.
 
     glibc gives large blocks back to the system by rules that depend on what ran before; fetching
     them again is up to a quarter of the time of a convolutional net, and comes and goes by chance.
+    It weighs more on wide models, so that keeping memory makes narrow ones look worse.
     """
     torch.set_num_threads(1)
-    if platform.libc_ver()[0] == "glibc":
+    if keep_memory and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(M_MMAP_THRESHOLD, 2**30)

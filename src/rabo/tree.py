@@ -65,10 +65,6 @@ def squared_norm(tree: Any) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(t.detach()) for t in leaves(tree)]).square().sum()
 
 
-def num_entries(tree: Any) -> int:
-    return sum(t.numel() for t in leaves(tree))
-
-
 def num_bytes(tree: Any) -> int:
     return sum(t.numel() * t.element_size() for t in leaves(tree))
 

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 from rabo.channels import Channels
 from rabo.masks import MaskPolicy, Whole
-from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Runtime, Task
+from rabo.problem import BilevelProblem
+from rabo.runtimes.base import Runtime
 from rabo.seeding import stream
 from rabo.submodel import Cut
 from rabo.tree import Params
@@ -85,16 +85,6 @@ class Cuts(Mapping[int, Cut]):
 
     def __len__(self) -> int:
         return len(self._cuts)
-
-
-def draw(local: Local, task: Task, purpose: str | int) -> Batch:
-    """Draw ξ and ζ for one step, or once for the whole round where the problem says so."""
-    path = (task.seed, task.round, local.client, "batch")
-    if local.problem.redraw == "step":
-        return local.problem.batch(stream(*path, purpose))
-    if "batch" not in local.memory:
-        local.memory["batch"] = local.problem.batch(stream(*path, "round"))
-    return local.memory["batch"]
 
 
 def spread(y: Params, copies: int) -> Params:

@@ -1,6 +1,6 @@
 """An exchange that measures how curved the clients' inner problems are."""
 
-from rabo.algorithms.base import Cuts, State, draw, spread
+from rabo.algorithms.base import Cuts, State, spread
 from rabo.curvature import lanczos
 from rabo.hypergradients.linearisation import Difference, View, check_loss
 from rabo.runtimes.base import Local, Reply, Runtime, Task
@@ -25,7 +25,7 @@ def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> 
 def measure_curvature(task: Task, local: Local) -> Reply:
     """On the client: l_{g,1} and μ_g of its submodel, without second derivatives."""
     problem = local.problem
-    batch = draw(local, task, "curvature")
+    batch = local.draw(task, "curvature")
     y = spread(task.arrays["y"], problem.copies)
     view = View(problem, task.arrays["x"], y, batch)
     check_loss("inner", view.inner(view.y))

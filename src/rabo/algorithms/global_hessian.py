@@ -5,7 +5,7 @@ from typing import cast
 
 from torch import Tensor
 
-from rabo.algorithms.base import Cuts, State, draw
+from rabo.algorithms.base import Cuts, State
 from rabo.hypergradients.linearisation import (
     HypergradientEstimator,
     ImplicitEstimator,
@@ -75,7 +75,7 @@ class GlobalHessian:
     def _system(self, task: Task, local: Local) -> Linearisation:
         """Return the linearised problem; rebuilt from x and y where memory does not hold graphs."""
         if "system" not in local.memory:
-            batch = draw(local, task, "outer")
+            batch = local.draw(task, "outer")
             x, y = local.memory["x"], local.memory["y"]
             local.memory["system"] = self._implicit.linearise(local.problem, x, y, batch)
         return local.memory["system"]

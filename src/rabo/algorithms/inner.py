@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts, State, draw, spread
+from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
@@ -109,7 +109,7 @@ class InnerLevel:
         start = spread(task.arrays["y"], problem.copies)
         y, data, z, velocity = start, None, None, None
         for t in range(self.num_inner_steps):
-            batch = draw(local, task, t)
+            batch = local.draw(task, t)
             if t == 0 or batch.inner is not data:  # features of the same data serve all steps
                 data = batch.inner
                 with torch.no_grad():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rabo.algorithms.base import Cohort, Cuts, State, draw
+from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.steps import Descent, OuterStep
@@ -75,7 +75,7 @@ class RABO(InnerLevel, GlobalHessian):
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])
-        batch = draw(local, task, "outer")
+        batch = local.draw(task, "outer")
         generator = stream(self.seed, task.round, local.client, "estimate")
         found = self.hypergradient(local.problem, x, y, batch, generator)
-        return Reply({"x": found.value}, {"residual": float(found.residual)})
+        return Reply({"x": found.value}, {"residual": found.residual})

@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
 
     def checked(self) -> "Estimate":
         """Return itself, or raise if any entry is NaN or infinite."""
-        if not is_finite((self.value, self.residual)):
+        if can_read(self.residual) and not is_finite((self.value, self.residual)):
             raise NonFiniteError(
                 "the hypergradient is NaN or infinite; a smaller inner step size (β ≤ 1/(2 l_g1), "
                 "or beta='auto') or damping usually cures this"
@@ -168,11 +168,16 @@ def gradient(
 
 def check_loss(level: str, loss: Tensor) -> None:
     """Refuse a loss that is NaN or infinite before anything is computed from it."""
-    if not is_finite(loss):
+    if can_read(loss) and not is_finite(loss):
         raise NonFiniteError(
             f"the {level} loss is {float(loss.detach())} where the work starts; check the loss "
             "and the data, or reduce the step sizes if it was finite in earlier rounds"
         )
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Say whether values are there to be checked: not while kernels are only being recorded."""
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _differentiable(tree: Any) -> list[Tensor]:

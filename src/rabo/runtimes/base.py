@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+from torch import Generator
 
 from rabo.errors import ClientError, NonFiniteError
 from rabo.metering import Cost, Meter
-from rabo.problem import BilevelProblem
-from rabo.seeding import seed_of
+from rabo.problem import Batch, BilevelProblem
+from rabo.seeding import seed_of, stream
 from rabo.submodel import Cut
 from rabo.tree import Params, is_finite, leaves, num_bytes, shapes
 
@@ -29,10 +30,13 @@ class Task(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a client answers; entries named "x" and "y" train those entries of x and y."""
+    """What a client answers; entries named "x" and "y" train those entries of x and y.
+
+    Work may leave numbers on the device; they are read when it is done.
+    """
 
     arrays: Mapping[str, Params]
-    scalars: Mapping[str, float] = {}
+    scalars: Mapping[str, Any] = {}
     cost: Cost = Cost()
 
 
@@ -43,6 +47,19 @@ class Local:
     client: int
     problem: BilevelProblem  # cut to the client's submodels
     memory: dict[str, Any] = field(default_factory=dict)
+    batches: dict[str | int, Batch] = field(default_factory=dict)
+
+    def draw(self, task: Task, purpose: str | int) -> Batch:
+        """Draw ξ and ζ for one step, or once for the whole round where the problem says so."""
+        if self.problem.redraw == "step":
+            return self.problem.batch(batch_stream(task, self.client, purpose))
+        if "round" not in self.batches:
+            self.batches["round"] = self.problem.batch(batch_stream(task, self.client, "round"))
+        return self.batches["round"]
+
+
+def batch_stream(task: Task, client: int, purpose: str | int) -> Generator:
+    return stream(task.seed, task.round, client, "batch", purpose)
 
 
 Work: TypeAlias = Callable[[Task, Local], Reply]
@@ -59,7 +76,7 @@ class Runtime(Protocol):
 def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     """Run one piece of work as a client does: seeded, metered, and checked before it travels."""
     name = work.__name__
-    held = num_bytes(task.arrays) + num_bytes(local.memory)
+    held = num_bytes(task.arrays) + num_bytes(local.memory) + num_bytes(local.batches)
     whose = repr(getattr(work, "__self__", None))
     key = (name, whose, local.problem.shape_key, task.cut.widths, shapes(task.arrays))
     devices = sorted({t.device.index for t in leaves(task.arrays) if t.device.type == "cuda"})
@@ -75,7 +92,9 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     except Exception as error:
         raise ClientError(local.client, task.round, name, error) from error
     # the check has waited for the device, so this is what the work took
-    return reply._replace(cost=cost._replace(seconds=time.perf_counter() - start))
+    seconds = time.perf_counter() - start
+    scalars = {key: float(value) for key, value in reply.scalars.items()}
+    return reply._replace(scalars=scalars, cost=cost._replace(seconds=seconds))
 
 
 def _seed_layers(seed: int, on_gpu: bool) -> None:

@@ -66,6 +66,13 @@ def run_task(
     participation: Annotated[float, typer.Option(help="fraction of clients per round")] = 1.0,
     seed: Annotated[int, typer.Option(help="seed of data, model and draws")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="plain (one client after the other), recorded (work is recorded and replayed), "
+            "or auto (recorded on a GPU)"
+        ),
+    ] = "auto",
     evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
 ) -> None:
@@ -89,6 +96,7 @@ def run_task(
         participation=participation,
         seed=seed,
         device=device,
+        runtime=runtime,
         evaluate_every=evaluate_every,
     )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")

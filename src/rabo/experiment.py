@@ -15,6 +15,7 @@ from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
 from rabo.metering import Cost
 from rabo.resources import Budget, Now, check_capacity
+from rabo.runtimes import RUNTIMES, Runtime
 from rabo.solve import Federation, Result, Round, make_algorithm, result_of
 from rabo.tasks import TASKS, Setup
 
@@ -33,6 +34,7 @@ class Experiment:
     participation: float = 1.0
     seed: int = 0
     device: str = "auto"
+    runtime: str = "auto"  # plain, recorded, or what suits the device
     evaluate_every: int | None = None
 
     def federation(self) -> tuple[Federation, Setup]:
@@ -44,7 +46,8 @@ class Experiment:
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
-        setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
+        device = choose_device(self.device)
+        setup = task.build(capacities, self.rounds, self.seed, device)
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
         advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
@@ -56,8 +59,15 @@ class Experiment:
             participation=self.participation,
             evaluate=setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,
+            runtime=self._runtime(setup, device),
         )
         return federation, setup
+
+    def _runtime(self, setup: Setup, device: str) -> Runtime:
+        on_gpu = device.startswith("cuda")
+        name = ("recorded" if on_gpu else "plain") if self.runtime == "auto" else self.runtime
+        problems = {i: client.problem for i, client in enumerate(setup.clients)}
+        return lookup("runtime", name, RUNTIMES)(problems)
 
 
 def run(

@@ -260,6 +260,15 @@ class ClientProblem:
         return self.problem.definition.has_random_layers
 
     @property
+    def needs_only_widths(self) -> bool:
+        """Whether the losses depend on how many units are kept, not on which."""
+        parts = () if self.cut is None else (self.cut.x, self.cut.y)
+        return all(
+            isinstance(part, Submodel) and (module is not None or not part.index)
+            for part, module in zip(parts, self.problem.definition.modules, strict=False)
+        )
+
+    @property
     def shape_key(self) -> Any:
         return id(self.problem.definition), self._batch_shapes
 

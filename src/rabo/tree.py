@@ -77,3 +77,12 @@ def is_finite(tree: Any) -> bool:
 
 def shapes(tree: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(t.shape) for t in leaves(tree))
+
+
+def only_tensors(tree: Any) -> bool:
+    """Say whether nested mappings, tuples and lists hold tensors and None alone."""
+    if isinstance(tree, Mapping):
+        return all(map(only_tensors, tree.values()))
+    if isinstance(tree, (tuple, list)):
+        return all(map(only_tensors, tree))
+    return tree is None or isinstance(tree, Tensor)

@@ -10,7 +10,6 @@ from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.steps import Descent, OuterStep
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
 from rabo.runtimes.base import Local, Reply, Runtime, Task
-from rabo.seeding import stream
 from rabo.submodel import CoveredMean
 
 
@@ -76,6 +75,7 @@ class RABO(InnerLevel, GlobalHessian):
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])
         batch = local.draw(task, "outer")
-        generator = stream(self.seed, task.round, local.client, "estimate")
+        is_random = getattr(self.hypergradient, "is_random", False)
+        generator = local.stream(task, "estimate") if is_random else None
         found = self.hypergradient(local.problem, x, y, batch, generator)
         return Reply({"x": found.value}, {"residual": found.residual})

@@ -27,6 +27,10 @@ class CoordinateDifference:
     def __post_init__(self) -> None:
         _check(self.mu, self.num_coordinates)
 
+    @property
+    def is_random(self) -> bool:
+        return self.num_coordinates is not None
+
     def __call__(
         self,
         problem: BilevelProblem,
@@ -58,6 +62,10 @@ class LiteralCoordinateDifference:
 
     def __post_init__(self) -> None:
         _check(self.mu, self.num_coordinates)
+
+    @property
+    def is_random(self) -> bool:
+        return self.num_coordinates is not None
 
     def __call__(
         self,

@@ -177,7 +177,9 @@ def check_loss(level: str, loss: Tensor) -> None:
 
 def can_read(tensor: Tensor) -> bool:
     """Say whether values are there to be checked: not while kernels are only being recorded."""
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not tensor.is_cuda:
+        return True
+    return not (torch.cuda.is_current_stream_capturing() or torch.cuda.get_sync_debug_mode())
 
 
 def _differentiable(tree: Any) -> list[Tensor]:

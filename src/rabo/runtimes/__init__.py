@@ -2,5 +2,8 @@
 
 from rabo.runtimes.base import Local, Reply, Runtime, Task
 from rabo.runtimes.in_process import InProcess
+from rabo.runtimes.recorded import Recorded
 
-__all__ = ["InProcess", "Local", "Reply", "Runtime", "Task"]
+RUNTIMES = {"plain": InProcess, "recorded": Recorded}
+
+__all__ = ["RUNTIMES", "InProcess", "Local", "Recorded", "Reply", "Runtime", "Task"]

@@ -57,6 +57,10 @@ class Local:
             self.batches["round"] = self.problem.batch(batch_stream(task, self.client, "round"))
         return self.batches["round"]
 
+    def stream(self, task: Task, purpose: str | int) -> Generator:
+        """Return the client's own source of random numbers in this round."""
+        return stream(task.seed, task.round, self.client, purpose)
+
 
 def batch_stream(task: Task, client: int, purpose: str | int) -> Generator:
     return stream(task.seed, task.round, client, "batch", purpose)

@@ -1,0 +1,324 @@
+"""All clients in this process, their work recorded once and replayed: fast on a GPU."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from rabo.errors import ClientError, NonFiniteError
+from rabo.metering import Cost, Meter
+from rabo.problem import Batch, BilevelProblem
+from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, perform
+from rabo.submodel import Cut
+from rabo.tree import leaves, map_leaves, only_tensors, shapes
+
+SIDE_BY_SIDE = 16  # clients that run at the same time, each on a stream of its own
+
+
+class Recorded:
+    """Like `InProcess`, but a client's work is recorded the second time it is asked for.
+
+    On a GPU a recording is a CUDA graph: a round then costs its kernels, not their launches, and
+    clients run side by side. It needs work whose kernels depend on nothing but tensors: work that
+    reads the device, random layers, and problems that see which channels were cut (not only how
+    many) run as in `InProcess`. The tensors of a reply last until the client's next piece of work.
+    """
+
+    def __init__(self, problems: Mapping[int, BilevelProblem]):
+        self.problems = problems
+        self._meter = Meter()
+        self._round = -1
+        self._now: dict[int, tuple[Cut, Local]] = {}  # of the round under way
+        self._kept: dict[Any, _StaticLocal] = {}  # by client and widths
+        self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
+
+    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
+        remaining = iter(tasks)
+        while group := list(islice(remaining, SIDE_BY_SIDE)):
+            yield from _finish(work, [self._start(work, client, task) for client, task in group])
+
+    def _start(self, work: Work, client: int, task: Task) -> "_Started":
+        local = self._local(client, task)
+        if isinstance(local, _StaticLocal):
+            try:
+                recording = local.recording(work, task)
+                if recording is not None:
+                    return recording.start(task)
+            except Exception as error:
+                raise ClientError(client, task.round, work.__name__, error) from error
+        reply = perform(work, task, local, self._meter)
+        if isinstance(local, _StaticLocal):
+            local.costs[_key(work, task)] = reply.cost
+        return _Started(client, task, reply, None)
+
+    def _local(self, client: int, task: Task) -> Local:
+        if task.round != self._round:
+            self._round, self._now = task.round, {}
+        if client in self._now and self._now[client][0] is task.cut:
+            return self._now[client][1]
+        key = (client, task.cut.widths)
+        problem = self.problems[client].restrict(task.cut)
+        local: Local = Local(client, problem)
+        if self._seen.setdefault(key, task.round) < task.round and can_be_recorded(problem):
+            local = self._kept.setdefault(key, _StaticLocal(client, problem))
+            local.memory = {}
+        self._now[client] = (task.cut, local)
+        return local
+
+
+def can_be_recorded(problem: BilevelProblem) -> bool:
+    """Say whether what a client computes depends on the widths of its cut and on tensors alone."""
+    return getattr(problem, "needs_only_widths", False) and not getattr(
+        problem, "has_random_layers", False
+    )
+
+
+def _key(work: Work, task: Task) -> Any:
+    return work.__name__, shapes(task.arrays), tuple(task.scalars)
+
+
+class _Started(NamedTuple):
+    """A reply that is there, or will be when the device has come so far."""
+
+    client: int
+    task: Task
+    reply: Reply
+    recording: "_Recording | None"
+
+
+def _finish(work: Work, started: list[_Started]) -> Iterator[tuple[int, Reply]]:
+    """Read the device once for all clients, and check what they answered."""
+    waiting = [s.recording for s in started if s.recording is not None]
+    for recording in waiting:
+        recording.player.join()
+    read = torch.cat([r.summary for r in waiting]).tolist() if waiting else []
+    for client, task, reply, recording in started:
+        if recording is None:
+            yield client, reply
+            continue
+        number = len(recording.summary)
+        (size, *values), read = read[:number], read[number:]
+        if not torch.isfinite(torch.tensor(size)):
+            error = NonFiniteError(
+                f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
+                "beta='auto'"
+            )
+            raise ClientError(client, task.round, work.__name__, error)
+        scalars = dict(zip(recording.reply.scalars, values, strict=True))
+        cost = recording.cost._replace(seconds=recording.player.seconds())
+        yield client, Reply(recording.reply.arrays, scalars, cost)
+
+
+@dataclass
+class _Batches:
+    """A static batch, and the round whose data it holds."""
+
+    batch: Batch
+    constant: bool
+    round: int
+
+
+@dataclass
+class _StaticLocal(Local):
+    """A client whose batches and memory stay at the same addresses from round to round."""
+
+    drawn: dict[str | int, _Batches] = field(default_factory=dict)
+    costs: dict[Any, Cost] = field(default_factory=dict)  # of work that was measured
+    recordings: dict[Any, "_Recording | None"] = field(default_factory=dict)  # None: not possible
+    used: dict[str | int, None] = field(default_factory=dict)  # purposes that work drew for
+    has_drawn_itself: bool = False  # numbers that a recording would repeat
+    is_loaded: bool = False  # this round's data are in their places
+
+    def draw(self, task: Task, purpose: str | int) -> Batch:
+        purpose = purpose if self.problem.redraw == "step" else "round"
+        self.used[purpose] = None
+        if self.is_loaded:
+            return self.drawn[purpose].batch
+        with _reading_allowed():
+            if purpose not in self.drawn:
+                new, again = (self._fresh(task, purpose) for _ in range(2))
+                pairs = zip(leaves(new), leaves(again), strict=True)
+                constant = all(a.data_ptr() == b.data_ptr() for a, b in pairs)
+                self.drawn[purpose] = _Batches(new, constant, task.round)
+            self.refresh(task, purpose)
+        return self.drawn[purpose].batch
+
+    def stream(self, task: Task, purpose: str | int) -> Generator:
+        self.has_drawn_itself = True
+        return super().stream(task, purpose)
+
+    def refresh(self, task: Task, purpose: str | int) -> None:
+        """Fill a static batch with this round's data."""
+        held = self.drawn[purpose]
+        if held.round != task.round and not held.constant:
+            copy_tree(held.batch, self._fresh(task, purpose))
+        held.round = task.round
+
+    def recording(self, work: Work, task: Task) -> "_Recording | None":
+        """Return a recording of work that has been measured, made now if there is none."""
+        key = _key(work, task)
+        if key not in self.costs or not only_tensors(self.memory):
+            return None
+        # memory that other work left must be what it was when this was recorded
+        whole = (key, id(getattr(work, "__self__", None)), *sorted(map(id, self.memory.values())))
+        if whole not in self.recordings:
+            self.recordings[whole] = _record(work, task, self, self.costs[key])
+        return self.recordings[whole]
+
+    def _fresh(self, task: Task, purpose: str | int) -> Batch:
+        return self.problem.batch(batch_stream(task, self.client, purpose))
+
+
+@dataclass
+class _Recording:
+    """One piece of work of one client on tensors that stay where they are."""
+
+    local: _StaticLocal
+    task: Task  # static tensors
+    purposes: list[str | int]
+    reply: Reply
+    summary: Tensor  # a number that is finite if the reply is, then its scalars
+    memory: Mapping[str, Any]  # what the work leaves behind
+    before: Mapping[str, Any]  # what it found, kept alive
+    player: "_GraphPlayer | _Rerun"
+    cost: Cost
+
+    def start(self, task: Task) -> _Started:
+        """Load this round's inputs and let it run."""
+        for purpose in self.purposes:
+            self.local.refresh(task, purpose)
+        copy_tree(self.task.arrays, task.arrays)
+        for name, value in self.task.scalars.items():
+            value.fill_(task.scalars[name])  # type: ignore[attr-defined]
+        self.local.is_loaded = True
+        try:
+            self.player.replay()
+        finally:
+            self.local.is_loaded = False
+        self.local.memory.update(self.memory)
+        return _Started(self.local.client, task, self.reply, self)
+
+
+def _record(work: Work, task: Task, local: _StaticLocal, cost: Cost) -> _Recording | None:
+    """Record work, or return None if it cannot be."""
+    device = leaves(task.arrays)[0].device
+    static = task._replace(
+        arrays=map_leaves(lambda t: t.detach().clone(), task.arrays),
+        scalars={
+            name: torch.tensor(value, dtype=torch.float64, device=device)
+            for name, value in task.scalars.items()
+        },
+    )
+    before = dict(local.memory)
+
+    def run() -> tuple[Reply, Tensor | None, dict[str, Any]]:
+        local.memory, local.used, local.has_drawn_itself = dict(before), {}, False
+        reply = work(static, local)
+        return reply, _summary(reply), local.memory
+
+    player = _GraphPlayer() if device.type == "cuda" else _Rerun()
+    found = player.record(run)
+    local.memory, purposes = before, list(local.used)
+    batches = [local.drawn[p].batch for p in purposes]
+    if found is None or local.has_drawn_itself or not only_tensors((found[2], batches)):
+        return None
+    reply, summary, after = found
+    if summary is None:
+        return None
+    return _Recording(local, static, purposes, reply, summary, after, before, player, cost)
+
+
+def _summary(reply: Reply) -> Tensor | None:
+    """Return what is read of a reply; None where work has read the device itself."""
+    values = list(reply.scalars.values())
+    if not all(isinstance(v, Tensor) for v in values):
+        return None
+    tensors = [t.detach() for t in leaves(reply.arrays) if t.numel()]
+    sizes = [n.double() for n in torch._foreach_norm(tensors)] if tensors else values  # pyright: ignore[reportPrivateImportUsage]
+    numbers = [v.detach().double().reshape(()) for v in (*sizes, *values)]
+    return torch.stack([torch.stack(numbers[: len(sizes)]).sum(), *numbers[len(sizes) :]])
+
+
+def copy_tree(into: Any, source: Any) -> None:
+    """Copy tensors to where others are, all with few launches."""
+    pairs = zip(leaves(into), leaves(source), strict=True)
+    pairs = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr()]
+    if pairs:
+        here, there = [a for a, _ in pairs], [b for _, b in pairs]
+        torch._foreach_copy_(here, there, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextmanager
+def _reading_allowed() -> Iterator[None]:
+    """Let data be drawn while work that is about to be recorded must not read the device."""
+    mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_available() else 0
+    if mode:
+        torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        if mode:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+class _GraphPlayer:
+    """A CUDA graph on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._graph = torch.cuda.CUDAGraph()
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def record(self, run: Callable[[], Any]) -> Any | None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.cuda.stream(self._stream):
+                run()  # warm up, and see whether it reads the device
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            return None
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream().wait_stream(self._stream)
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            return run()
+
+    def replay(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._ends[0].record()
+            self._graph.replay()
+            self._ends[1].record()
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def seconds(self) -> float:
+        """Return what the last replay took; call it when the device has been read."""
+        return self._ends[0].elapsed_time(self._ends[1]) / 1000
+
+
+class _Rerun:
+    """What stands for a graph on a CPU: the same work on the same static tensors, run again."""
+
+    def record(self, run: Callable[[], Any]) -> Any:
+        self._run, self._found = run, run()
+        return self._found
+
+    def replay(self) -> None:
+        start = time.perf_counter()
+        copy_tree(self._found, self._run())
+        self._seconds = time.perf_counter() - start
+
+    def join(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return self._seconds

@@ -1,0 +1,95 @@
+"""Recorded work gives what plain work gives, bit for bit on a CPU."""
+
+import pytest
+import torch
+
+import rabo
+from rabo.algorithms import RABO, RAFBO
+from rabo.errors import ClientError
+from rabo.hypergradients import CoordinateDifference, Neumann
+from rabo.runtimes import InProcess, Recorded
+from rabo.solve import Federation
+from rabo.tasks import TASKS
+
+ROUNDS = 5
+
+
+def few_shot(**options):
+    task = TASKS["few-shot"](
+        backbone="conv4", channels="8", tasks=2, queries=3, test_tasks=2, **options
+    )
+    return task.build([1.0, 0.5, 0.25, 0.5], ROUNDS, 0, "cpu").clients
+
+
+def loss_tuning():
+    return (
+        TASKS["loss-tuning"](dataset="digits", width=4).build([0.5] * 3, ROUNDS, 0, "cpu").clients
+    )
+
+
+def run(kind, clients, algorithm):
+    problems = {i: c.problem for i, c in enumerate(clients)}
+    runtime = kind(problems)
+    federation = Federation(clients, algorithm, runtime=runtime)
+    history = list(federation.run(ROUNDS))
+    return federation, history, runtime
+
+
+CASES = {
+    "few-shot per task": (few_shot, RABO(num_inner_steps=4, momentum=0.8, calibrate_every=2)),
+    "few-shot shared": (lambda: few_shot(heads="shared"), RAFBO(num_inner_steps=4)),
+    "loss tuning": (
+        loss_tuning,
+        RABO(
+            num_inner_steps=3,
+            beta=lambda q: 0.1 / (q + 1),
+            warm_up=1,
+            hypergradient=Neumann(num_terms=2, step_size=0.1, products="recomputed"),
+        ),
+    ),
+    "hessian global": (lambda: few_shot(heads="shared"), RABO(num_inner_steps=2, hessian="global")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_work_gives_the_same_bits_as_plain_work(case):
+    make, algorithm = CASES[case]
+    plain, plain_history, _ = run(InProcess, make(), algorithm)
+    fast, fast_history, runtime = run(Recorded, make(), algorithm)
+    for level in ("x", "y"):
+        for name, value in getattr(plain.state, level).items():
+            assert torch.equal(value, getattr(fast.state, level)[name]), (level, name)
+    for a, b in zip(plain_history, fast_history, strict=True):
+        assert dict(a.metrics) == dict(b.metrics)
+        assert a.cost._replace(seconds=0, peak_memory_bytes=0) == b.cost._replace(
+            seconds=0, peak_memory_bytes=0
+        )
+        assert a.coverage == b.coverage
+    recorded = [r for local in runtime._kept.values() for r in local.recordings.values() if r]
+    assert recorded, "nothing was recorded"
+
+
+def test_work_that_draws_its_own_numbers_is_not_recorded():
+    algorithm = RABO(
+        num_inner_steps=1, hypergradient=CoordinateDifference(num_coordinates=3, num_iterations=1)
+    )
+    plain, _, _ = run(InProcess, few_shot(heads="shared"), algorithm)
+    fast, _, runtime = run(Recorded, few_shot(heads="shared"), algorithm)
+    assert all(torch.equal(v, fast.state.x[k]) for k, v in plain.state.x.items())
+    works = {
+        key[0][0]: found is not None
+        for local in runtime._kept.values()
+        for key, found in local.recordings.items()
+    }
+    assert works == {"measure_curvature": True, "update_inner": True, "estimate_outer": False} or (
+        works == {"update_inner": True, "estimate_outer": False}
+    )
+
+
+def test_a_recording_that_turns_to_nan_names_the_client():
+    clients = few_shot(heads="shared")
+    federation, _, _ = run(Recorded, clients, RABO(num_inner_steps=2, beta=0.1))
+    broken = {k: v * float("nan") for k, v in federation.state.y.items()}
+    federation.state = rabo.State(federation.state.round, federation.state.x, broken)
+    with pytest.raises(ClientError, match="client 0"):
+        list(federation.run(1))

@@ -298,7 +298,7 @@ class ClientProblem:
     def _draw(self, part: Any, generator: Generator) -> Any:
         length = len(leaves(part)[0])
         chosen = torch.randperm(length, generator=generator)[: self.problem.batch_size]
-        return map_leaves(lambda t: t[chosen.to(t.device)], part)
+        return map_leaves(lambda t: t[chosen.to(t.device, non_blocking=True)], part)
 
 
 def _parameters(part: nn.Module | Params) -> dict[str, Tensor]:

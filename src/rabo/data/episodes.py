@@ -52,7 +52,7 @@ def sample_tasks(
 
 def gather(images: Tensor, index: Tensor) -> Tensor:
     """The drawings at index [J, ways, n] as float [J, ways * n, 1, height, width]."""
-    drawings = images.flatten(0, 1)[index.flatten(1).to(images.device)]
+    drawings = images.flatten(0, 1)[index.flatten(1).to(images.device, non_blocking=True)]
     return drawings.unsqueeze(2).float() / 255
 
 

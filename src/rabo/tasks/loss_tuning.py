@@ -134,7 +134,8 @@ class LossTuningTask:
 
     def _sample(self, data: Batch, generator: Generator) -> Batch:
         def draw(part: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
-            chosen = torch.randperm(len(part[1]), generator=generator)[:number].to(part[1].device)
+            chosen = torch.randperm(len(part[1]), generator=generator)[:number]
+            chosen = chosen.to(part[1].device, non_blocking=True)
             return part[0][chosen], part[1][chosen]
 
         images, labels = draw(data.inner, BATCH)
@@ -209,7 +210,7 @@ def crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
     columns = torch.where(mirrored, columns.flip(1), columns) + right
     rows = torch.arange(height) + down
     index = torch.arange(number)[:, None, None], rows[:, :, None], columns[:, None, :]
-    chosen = tuple(i.to(images.device) for i in index)
+    chosen = tuple(i.to(images.device, non_blocking=True) for i in index)
     return padded.permute(0, 2, 3, 1)[chosen].permute(0, 3, 1, 2).contiguous()
 
 

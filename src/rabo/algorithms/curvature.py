@@ -4,7 +4,6 @@ from rabo.algorithms.base import Cuts, State, spread
 from rabo.curvature import lanczos
 from rabo.hypergradients.linearisation import Difference, View, check_loss
 from rabo.runtimes.base import Local, Reply, Runtime, Task
-from rabo.seeding import stream
 
 NUM_PRODUCTS = 10
 
@@ -29,6 +28,5 @@ def measure_curvature(task: Task, local: Local) -> Reply:
     y = spread(task.arrays["y"], problem.copies)
     view = View(problem, task.arrays["x"], y, batch)
     check_loss("inner", view.inner(view.y))
-    generator = stream(task.seed, task.round, local.client, "lanczos")
-    found = lanczos(Difference(view).product, view.y, NUM_PRODUCTS, generator)
+    found = lanczos(Difference(view).product, view.y, NUM_PRODUCTS)
     return Reply({}, {"largest_curvature": found.largest, "smallest_curvature": found.smallest})

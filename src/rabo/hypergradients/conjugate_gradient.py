@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Generator, Tensor
 
+from rabo.curvature import lanczos
 from rabo.errors import lookup
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
@@ -22,21 +25,23 @@ from rabo.tree import Params
 class ConjugateGradient:
     """∇_x f − ∇²_xy g·v with (∇²_yy g + damping·I) v = ∇_y f solved by K steps of CG.
 
-    One graph of ∇_y g is retained and serves all Hessian products and the cross term.
+    One graph of ∇_y g is retained and serves all Hessian products and the cross term. For a y that
+    is a deep net, damping="auto" measures the smallest curvature with ten more products and adds
+    what makes it positive; where it is positive anyway, nothing.
     """
 
     num_iterations: int = 10
     tolerance: float = 0.0
-    damping: float = 0.0
+    damping: float | Literal["auto"] = 0.0
     products: Products = "exact"
 
     def __post_init__(self) -> None:
         if self.num_iterations < 0:
             raise ValueError(f"num_iterations must be at least 0, got {self.num_iterations}")
-        if self.tolerance < 0 or self.damping < 0:
-            raise ValueError(
-                f"tolerance and damping must not be negative, got {self.tolerance}, {self.damping}"
-            )
+        if self.tolerance < 0:
+            raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
+        if self.damping != "auto" and (isinstance(self.damping, str) or self.damping < 0):
+            raise ValueError(f"damping must not be negative, or 'auto', got {self.damping!r}")
         lookup("kind of products", self.products, LINEARISATIONS)
 
     def __call__(
@@ -55,7 +60,12 @@ class ConjugateGradient:
         return LINEARISATIONS[self.products](View(problem, x, y, batch))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
-        return conjugate_gradient(product, rhs, self.num_iterations, self.tolerance, self.damping)
+        damping = self.damping
+        if damping == "auto":
+            found = lanczos(product, rhs, 10)
+            lack = torch.where(found.smallest < 0, found.margin - found.smallest, 0.0)
+            damping = (1.1 * lack).to(rhs.dtype)  # a little more: exactly as much is singular
+        return conjugate_gradient(product, rhs, self.num_iterations, self.tolerance, damping)
 
 
 def estimate(

@@ -29,7 +29,7 @@ def conjugate_gradient(
     b: Tensor,
     num_iterations: int,
     tolerance: float = 0.0,
-    damping: float = 0.0,
+    damping: float | Tensor = 0.0,
 ) -> Solution:
     """Solve (H + damping·I) v = b.
 
@@ -38,11 +38,12 @@ def conjugate_gradient(
     is that of the damped system. A positive tolerance reads the device once per iteration.
     """
     v, r, p, rr = torch.zeros_like(b), b, b, _dot(b, b)
+    is_damped = isinstance(damping, Tensor) or damping > 0
     iterations, zero = 0, torch.zeros_like(rr)
     for _ in range(num_iterations):
         if tolerance and float(relative(r, b)) <= tolerance:
             break
-        hp = product(p) + damping * p if damping else product(p)
+        hp = product(p) + damping * p if is_damped else product(p)
         php = _dot(p, hp)
         goes_on = torch.minimum(php, rr) > 0  # p is zero where a block has stopped
         step = torch.where(goes_on, rr / php, zero)
@@ -53,7 +54,7 @@ def conjugate_gradient(
     return Solution(v, relative(r, b), iterations)
 
 
-def neumann(product: Product, b: Tensor, num_terms: int, step: float) -> Solution:
+def neumann(product: Product, b: Tensor, num_terms: int, step: float | Tensor) -> Solution:
     """Sum η Σ_{k<K} (I − ηH)^k b, written on H: v ← v + η r, r ← b − H v."""
     v, r = torch.zeros_like(b), b
     for _ in range(num_terms):

@@ -55,7 +55,7 @@ class Unrolled:
         value = view.pull_back(cross, outer)
         return Estimate(value, residual, self.num_steps, descent.evaluations + 1).checked()
 
-    def _step(self, view: View) -> float:
+    def _step(self, view: View) -> float | Tensor:
         if self.step_size is not None:
             return self.step_size
         return 1 / (2 * safe_curvature(Exact(view).product, view.y))
@@ -64,7 +64,7 @@ class Unrolled:
 class _Descent:
     """Inner gradient descent and its reverse."""
 
-    def __init__(self, view: View, step: float):
+    def __init__(self, view: View, step: float | Tensor):
         self.view, self.step = view, step
         self.evaluations = 0
         self.first = torch.zeros(1)
@@ -107,7 +107,7 @@ class _Descent:
                 pulled, cross = self._reverse(flat, slope, z)
                 slope = slope - self.step * pulled
                 for t, c in zip(total, cross, strict=True):
-                    t.add_(c, alpha=self.step)
+                    t.add_(self.step * c)
         return total
 
     def _reverse(self, flat: Tensor, p: Tensor, z: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -9,7 +9,6 @@ from rabo.algorithms.base import spread
 from rabo.curvature import lanczos
 from rabo.hypergradients.linearisation import gradient
 from rabo.problem import ClientProblem
-from rabo.seeding import stream
 from rabo.tree import Params, as_leaves, flatten, leaves, unflatten
 
 
@@ -24,7 +23,7 @@ def adapt_heads(problem: ClientProblem, z: Tensor, y: Params, data: Any, num_ste
     return heads
 
 
-def _curvature(problem: ClientProblem, z: Tensor, heads: Params, data: Any) -> float:
+def _curvature(problem: ClientProblem, z: Tensor, heads: Params, data: Any) -> Tensor:
     inputs = leaves(heads)
     slopes = gradient(problem.inner(z, heads, data), inputs, create_graph=True)
 
@@ -43,7 +42,7 @@ def _curvature(problem: ClientProblem, z: Tensor, heads: Params, data: Any) -> f
             )
         )
 
-    return lanczos(product, flatten(slopes).detach(), 5, stream(0, "adapt")).largest
+    return lanczos(product, flatten(slopes).detach(), 5).largest.to(z.dtype)
 
 
 def accuracy_interval(accuracies: Tensor) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from rabo.data.splits import dirichlet, holdout, long_tail, shards
 from rabo.errors import lookup
 from rabo.hypergradients import Neumann
 from rabo.ledger import Ledger
+from rabo.masks import Static
 from rabo.models.convolutional import ResNet18, norm
 from rabo.problem import Batch, Problem
 from rabo.resources import Resources
@@ -90,6 +91,9 @@ class LossTuningTask:
             judge,
             "balanced_accuracy",
             {
+                # all clients have the same width as a rule: masks that follow the weights would
+                # wander off to channels nobody has trained yet, and undo what was learnt
+                "policy": Static(),
                 "num_inner_steps": steps,  # a local epoch
                 "beta": Cosine(0.05, rounds),
                 "momentum": 0.9,

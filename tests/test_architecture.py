@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "rabo"
 
 LAYERS = [
     ["tree", "seeding", "errors"],
-    ["channels", "metering", "curvature", "models", "data"],
+    ["channels", "metering", "curvature", "export", "models", "data"],
     ["submodel", "resources"],
     ["compact"],
     ["discovery"],

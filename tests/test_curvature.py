@@ -32,7 +32,8 @@ def test_bounds_hold_and_an_invariant_subspace_ends_the_search(seed, dim, scale)
     found = lanczos(lambda p: p @ H, torch.zeros(1, dim, dtype=torch.float64), 10)
     slack = 1e-5 * scale
     assert found.smallest >= values.min() - slack
-    assert found.largest >= values.max() * 0.8 - slack  # ten products of sixty see most of it
+    spread = values.max() - values.min()
+    assert found.largest >= values.max() - 0.15 * spread - slack  # ten products see most of it
     assert found.largest <= values.abs().max() * 2.1 + slack
     assert torch.isfinite(torch.stack(list(found))).all()
 

@@ -2,6 +2,7 @@
 
 from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
+from rabo.export import load_model
 from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
@@ -46,5 +47,6 @@ __all__ = [
     "StepSizeWarning",
     "Unrolled",
     "UnsupportedModelError",
+    "load_model",
     "solve",
 ]

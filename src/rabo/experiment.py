@@ -13,6 +13,7 @@ import torch
 
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
+from rabo.export import save_tensors
 from rabo.metering import Cost
 from rabo.resources import Budget, Now, check_capacity
 from rabo.runtimes import RUNTIMES, Runtime
@@ -87,6 +88,7 @@ def run(
                 on_round(done)
             if setup.finish:
                 setup.finish(federation.state, federation.ledger, out)
+            export(federation, setup, experiment, out)
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -95,6 +97,18 @@ def run(
             result = result_of(federation, history)
             folder.close_with(result, setup.headline, status)
     return result
+
+
+def export(federation: Federation, setup: Setup, experiment: Experiment, out: Path) -> None:
+    """Write what was trained as DIR/x.safetensors and DIR/y.safetensors."""
+    state, ledger = federation.state, federation.ledger
+    if setup.export:
+        levels = setup.export(state, ledger)
+    else:
+        levels = {name: ledger.ever_trained(name, getattr(state, name)) for name in ("x", "y")}
+    about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
+    for name, tensors in levels.items():
+        save_tensors(out / f"{name}.safetensors", tensors, about)
 
 
 class RunFolder:

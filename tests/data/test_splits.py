@@ -39,10 +39,24 @@ def test_shards_are_a_partition_into_equal_sizes(num_items: int, num_clients: in
     assert max(sizes) - min(sizes) <= 1
     for others in (
         shards(labels, num_clients, generator(seed)),
-        iid(labels, num_clients, generator(seed)),
         character_shards(num_items, num_clients, generator(seed)),
     ):
         assert all(torch.equal(a, b) for a, b in zip(pieces, others, strict=True))
+
+
+@light
+@given(labels=label_lists, num_clients=st.integers(1, 6), seed=seeds)
+def test_iid_gives_every_client_the_same_share_of_every_class(
+    labels: list[int], num_clients: int, seed: int
+):
+    assume(num_clients <= len(labels))
+    pieces = iid(torch.tensor(labels), num_clients, generator(seed))
+    assert_partition(pieces, len(labels))
+    for label in set(labels):
+        counts = [sum(labels[i] == label for i in piece.tolist()) for piece in pieces]
+        assert max(counts) - min(counts) <= 1
+    sizes = [len(piece) for piece in pieces]
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_shards_are_random_and_follow_the_generator():

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from rabo.experiment import Experiment, run
+from rabo.export import with_statistics
 from rabo.seeding import stream
 from rabo.tasks.loss_tuning import LossTuningTask, crop_and_flip, loss_parameters, vs_loss
-from rabo.tasks.statistics import with_statistics
 
 ZERO = {name: torch.zeros(4) for name in ("w", "l", "delta")}
 

@@ -17,8 +17,11 @@ def shards(items: Tensor | int, num_clients: int, generator: Generator) -> tuple
 
 
 def iid(labels: Tensor, num_clients: int, generator: Generator) -> tuple[Tensor, ...]:
-    """Shards that ignore the labels: dirichlet with alpha → ∞, and the same signature."""
-    return shards(len(labels), num_clients, generator)
+    """The same share of every class for every client, up to one: dirichlet with alpha → ∞."""
+    check_clients(len(labels), num_clients, "items")
+    classes = range(len(class_counts(labels)))
+    by_class = torch.cat([shuffled_members(labels, label, generator) for label in classes])
+    return tuple(by_class[k::num_clients].sort().values for k in range(num_clients))
 
 
 def character_shards(

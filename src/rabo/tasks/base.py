@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from rabo.algorithms import State
 from rabo.ledger import Ledger
 from rabo.resources import Resources
@@ -21,7 +23,8 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # advice for any algorithm
     own_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one of a name
     evaluate_every: int = 1
-    finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and exports
+    finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and tables
+    export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
 
 
 class Task(Protocol):

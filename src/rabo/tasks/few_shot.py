@@ -18,7 +18,7 @@ from rabo.data.characters import Characters, Split
 from rabo.data.episodes import Tasks, check_task, sample_tasks
 from rabo.data.glyphs import make_glyphs
 from rabo.data.omniglot import load_omniglot
-from rabo.data.splits import character_shards, dirichlet
+from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
 from rabo.models.convolutional import Conv4, ResNet12
@@ -51,7 +51,7 @@ class FewShotTask:
     head: Annotated[str, "linear or mlp"] = "linear"
     heads: Annotated[str, "per-task, or shared (the paper)"] = "per-task"
     penalty: Annotated[float, "weight penalty of the head"] = 0.003
-    split: Annotated[str, "shards (by character), or dirichlet (by alphabet)"] = "shards"
+    split: Annotated[str, "shards (of characters), iid or dirichlet (by alphabet)"] = "shards"
     concentration: Annotated[float, "of the Dirichlet split"] = 0.1
     test_tasks: Annotated[int, "tasks of an evaluation"] = 600
     test_steps: Annotated[int, "steps with which a head adapts to a test task"] = 100
@@ -62,7 +62,7 @@ class FewShotTask:
         _choose("backbone", self.backbone, ("resnet12", "conv4"))
         _choose("head", self.head, ("linear", "mlp"))
         _choose("heads", self.heads, ("per-task", "shared"))
-        _choose("split", self.split, ("shards", "dirichlet"))
+        _choose("split", self.split, ("shards", "iid", "dirichlet"))
         _choose("held_out", self.held_out, ("test", "validation"))
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
@@ -137,6 +137,8 @@ class FewShotTask:
             return character_shards(len(train), num_clients, generator)
         names = sorted(set(train.alphabets))
         labels = torch.tensor([names.index(name) for name in train.alphabets])
+        if self.split == "iid":
+            return iid(labels, num_clients, generator)
         return dirichlet(labels, num_clients, self.concentration, generator, min_size=self.ways)
 
     def _backbone(self) -> tuple[nn.Module, int]:

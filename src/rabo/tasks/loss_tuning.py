@@ -5,7 +5,7 @@ parameters, chosen so that this y does well on validation data.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -18,8 +18,9 @@ from rabo.algorithms import Adam, Cosine, State
 from rabo.data.cifar10 import load_cifar10
 from rabo.data.digits import load_digits
 from rabo.data.images import Images
-from rabo.data.splits import dirichlet, holdout, long_tail, shards
+from rabo.data.splits import dirichlet, holdout, iid, long_tail, shards
 from rabo.errors import lookup
+from rabo.export import with_statistics
 from rabo.hypergradients import Neumann
 from rabo.ledger import Ledger
 from rabo.masks import Static
@@ -29,7 +30,6 @@ from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.solve import Client
 from rabo.tasks.base import Setup
-from rabo.tasks.statistics import with_statistics
 from rabo.tree import Params
 
 BATCH = 64
@@ -48,7 +48,9 @@ class LossTuningTask:
     upper: Annotated[str, "balanced cross-entropy, or literal (the VS loss)"] = "balanced"
     weight_decay: Annotated[float, "of the classifier"] = 5e-4
     augment: Annotated[bool, "random crops and flips in training (cifar10)"] = True
-    split: Annotated[str, "shards, or dirichlet (by class)"] = "shards"
+    split: Annotated[str, "shards, iid (equal shares of each class) or dirichlet (by class)"] = (
+        "shards"
+    )
     concentration: Annotated[float, "of the Dirichlet split"] = 0.1
     held_out: Annotated[str, "test set, or validation (clients' validation data)"] = "test"
 
@@ -56,7 +58,7 @@ class LossTuningTask:
         for name, known in (
             ("dataset", ("cifar10", "digits")),
             ("upper", ("balanced", "literal")),
-            ("split", ("shards", "dirichlet")),
+            ("split", ("shards", "iid", "dirichlet")),
             ("held_out", ("test", "validation")),
         ):
             lookup(name.replace("_", "-"), getattr(self, name), dict.fromkeys(known, 0))
@@ -85,7 +87,7 @@ class LossTuningTask:
             test = images[validation], labels[validation]
         judge = Judge(problem, images[train], test, counts)
         steps = max(5, round(len(train) / len(parts) / BATCH))
-        series = {"num_terms": 3, "step_size": 0.1}
+        series = {"num_terms": 1, "step_size": 0.1}  # more terms grow where curvature is negative
         return Setup(
             clients,
             judge,
@@ -97,7 +99,7 @@ class LossTuningTask:
                 "num_inner_steps": steps,  # a local epoch
                 "beta": Cosine(0.05, rounds),
                 "momentum": 0.9,
-                "alpha": 0.02,
+                "alpha": 0.05,
                 "outer_step": Adam(),
                 "warm_up": min(10, rounds // 5),
             },
@@ -107,6 +109,7 @@ class LossTuningTask:
             },
             evaluate_every=10,
             finish=judge.write,
+            export=judge.export,
         )
 
     def problem(self, in_channels: int, counts: Tensor, device: str) -> Problem:
@@ -158,6 +161,8 @@ class LossTuningTask:
         generator = stream(seed, "shards")
         if self.split == "shards":
             return shards(labels, num_clients, generator)
+        if self.split == "iid":
+            return iid(labels, num_clients, generator)
         return dirichlet(labels, num_clients, self.concentration, generator, min_size=BATCH)
 
     def _client_parts(
@@ -239,9 +244,7 @@ class Judge:
 
     def per_class(self, y: Params) -> Tensor:
         """Return the accuracy on every class that is there to be judged."""
-        module = self.problem.definition.modules[1]
-        assert module is not None
-        model = with_statistics(module, y, (prepare(b) for b in self.train.split(512)))
+        model = self._model(y)
         images, labels = self.test
         with torch.no_grad():
             guesses = torch.cat([model(prepare(b)).argmax(dim=1) for b in images.split(512)])
@@ -250,6 +253,16 @@ class Judge:
         total = torch.zeros(num_classes, dtype=torch.float64, device=labels.device)
         counts = labels.bincount(minlength=num_classes)
         return (total.index_add(0, labels, right) / counts)[counts > 0]
+
+    def export(self, state: State, ledger: Ledger) -> dict[str, Mapping[str, Tensor]]:
+        """Return the loss's parameters, and the classifier with its norm statistics."""
+        model = self._model(ledger.ever_trained("y", state.y))
+        return {"x": dict(state.x), "y": model.state_dict()}
+
+    def _model(self, y: Params) -> nn.Module:
+        module = self.problem.definition.modules[1]
+        assert module is not None
+        return with_statistics(module, y, (prepare(b) for b in self.train.split(512)))
 
     def _correlation(self, x: Params) -> float:
         """How well the tuned offsets agree with the closed form l_k = log π_k."""

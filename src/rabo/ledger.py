@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Cut, Part
+from rabo.submodel import Cut, Part, level_of
 from rabo.tree import Params, squared_norm
 
 Level = Literal["x", "y"]
@@ -157,5 +157,5 @@ class Ledger:
 
 def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:
     """Return what travels: of an element mask, only the entries that are held."""
-    parts = {name: cut.x if name == "x" else cut.y for name in arrays}
-    return sum(parts[name].num_bytes(params) for name, params in arrays.items())
+    parts = {"x": cut.x, "y": cut.y}
+    return sum(parts[level_of(name)].num_bytes(params) for name, params in arrays.items())

@@ -20,6 +20,8 @@ from rabo.problem import Batch, BilevelProblem
 from rabo.seeding import stream
 from rabo.tree import Params
 
+NUM_PROBES = 10  # products by which l_{g,1} is measured
+
 
 @dataclass(frozen=True, kw_only=True)
 class Neumann:
@@ -49,6 +51,10 @@ class Neumann:
     ) -> Estimate:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
+    @property
+    def num_products(self) -> int:
+        return self.num_terms + (0 if self.step_size else NUM_PROBES)
+
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:
@@ -60,5 +66,5 @@ class Neumann:
 
 
 def safe_curvature(product: Callable[[Tensor], Tensor], like: Tensor) -> float:
-    """Measure l_{g,1} with ten products from a fixed start."""
-    return lanczos(product, like, 10, stream(0, "curvature")).largest
+    """Measure l_{g,1} with at most ten products from a fixed start."""
+    return lanczos(product, like, NUM_PROBES, stream(0, "curvature")).largest

@@ -8,10 +8,10 @@ import torch
 from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.corrected import CorrectedSteps
 from rabo.algorithms.exchanges import Exchanges
-from rabo.algorithms.slopes import inner_slope, outer_slope, pull_back, system_at
+from rabo.algorithms.slopes import hessian_product, inner_slope, outer_slope, pull_back
 from rabo.runtimes.base import Local, Reply, Runtime, Task
 from rabo.seeding import stream
-from rabo.tree import Params, as_tree, flatten, leaves
+from rabo.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,5 @@ class AggITD(CorrectedSteps):
 
     def slope_and_product(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_y g_i and ∇²_yy g_i·p."""
-        found, p = inner_slope(task, local).arrays, task.arrays["p"]
-        product = system_at(task, local).product(flatten(leaves(p)))
-        return Reply({**found, "p": as_tree(product, p)})
+        found = inner_slope(task, local).arrays
+        return Reply({**found, **hessian_product(task, local).arrays})

@@ -1,6 +1,6 @@
 """Federated minibatch bilevel optimisation with independent chains of Hessian factors (FedMBO)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,11 +26,15 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     """T averaged steps on y, then one chain per client through the Hessians of random clients.
 
     Exchanges per round: T for y (y down, ∇_y g_i up), 1 for ∇_y f_j, as many as the longest chain
-    has factors, N' = max_j N'_j with N'_j ~ U{0..N−1}, and 1 for h_j (p_j down, h_j up). A client
-    may be on several chains at a time; a chain that meets a client that does not answer is lost.
+    has factors, N' = max_j N'_j with N'_j ~ U{0..N−1}, and 1 for x (p_j down, up what moves x,
+    ∇_x f_k − ∇²_xy g_k·p_j). The client k at the end is drawn afresh like those on the way: at
+    client j, ∇²_xy g_j and ∇_y f_j would go together, and the mean would not be the hypergradient
+    of all clients. A chain that meets a client that does not answer is lost.
 
-    On submodels a factor I − ∇²_yy g_k/L changes the entries of p_j that client k holds. The
-    momentum is the server's, on the mean of ∇_y g_i.
+    Departs from the paper in how clients are drawn: no two chains meet the same client at a time,
+    because all clients then have the same work. Every client of a chain is still a uniform draw,
+    independent of its others. On submodels a factor I − ∇²_yy g_k/L changes the entries of p_j that
+    client k holds. The momentum is the server's, on the mean of ∇_y g_i.
 
     Departs from the paper where clients train copies of y, one per task: no other client has such a
     y, so the T steps and the factors stay on the client (2 exchanges). Without anything to relay,
@@ -84,7 +88,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         return state
 
     def _relayed(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
-        """The mean of ∇_x f_j − ∇²_xy g_j·p_j with p_j = (N/L) Π_k (I − ∇²_yy g_k/L)∇_y f_j."""
+        """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""
         y = ask.cuts.extract("y", state.y)
         asked = ((j, {"y": y(j)}) for j in sorted(ask.present))
         chains: dict[int, Params] = {}
@@ -92,46 +96,54 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
             slope = ask.cuts[j].y.expand(reply.arrays["p"])
             chains[j] = {k: self.num_terms / L * v for k, v in slope.items()}
         for t in range(self.num_terms - 1):
-            met: dict[int, list[int]] = {}
-            for j in sorted(chains):
-                if t < self.num_factors(state.round, j) and ask.present:
-                    met.setdefault(self.relay(state.round, j, t, sorted(ask.present)), []).append(j)
+            going = {j for j in chains if t < self.num_factors(state.round, j)}
+            met = self._meetings(state.round, t, going, ask.present)
             if met:
                 self._multiply(chains, met, ask, L)
         mean = CoveredMean(state.x)
-        ends = (
-            (j, {"p": ask.cuts[j].y.extract(chains[j])}) for j in sorted(ask.present & set(chains))
-        )
-        for j, reply in ask.ask(self.pull_back, ends):
-            mean.add(ask.cuts[j].x, reply.arrays["x"])
+        met = self._meetings(state.round, self.num_terms - 1, set(chains), ask.present)
+        for k, reply in ask.ask(self.pull_back, self._vectors(chains, met, ask)):
+            mean.add(ask.cuts[k].x, reply.arrays["x"])
         return mean
 
-    def relay(self, round: int, chain: int, factor: int, present: Sequence[int]) -> int:
-        """Draw the client whose Hessian is the next factor of a chain."""
-        generator = stream(self.seed, round, chain, "relay", factor)
-        return present[int(torch.randint(len(present), (), generator=generator))]
+    def _meetings(
+        self, round: int, step: int, chains: set[int], present: set[int]
+    ) -> dict[int, int]:
+        """Return the chain that each client meets, if any."""
+        clients = sorted(present)
+        pairs = zip(self.relay(round, step, clients), clients, strict=True)
+        return {k: j for k, j in sorted(pairs) if j in chains}
+
+    def relay(self, round: int, step: int, present: Sequence[int]) -> Sequence[int]:
+        """Draw the clients that the chains of the present clients meet next, one for each."""
+        generator = stream(self.seed, round, "relay", step)
+        order = torch.randperm(len(present), generator=generator)
+        return [present[i] for i in order.tolist()]
 
     def _multiply(
-        self, chains: dict[int, Params], met: dict[int, list[int]], ask: Exchanges, L: float
+        self, chains: dict[int, Params], met: dict[int, int], ask: Exchanges, L: float
     ) -> None:
-        """One exchange: p_j ← (I − ∇²_yy g_k/L)p_j for every chain j that meets client k."""
-        vectors = (
-            (k, {f"p{j}": ask.cuts[k].y.extract(chains[j]) for j in met[k]}) for k in sorted(met)
-        )
-        for k, reply in ask.ask(hessian_product, vectors):
-            for j in met.pop(k):
-                product = ask.cuts[k].y.expand(reply.arrays[f"p{j}"])
-                chains[j] = minus(chains[j], product, 1 / L)
-        for lost in met.values():
-            for j in lost:
-                del chains[j]
+        """One exchange: p_j ← (I − ∇²_yy g_k/L)p_j for the chain j that meets client k."""
+        lost = set(met.values())
+        for k, reply in ask.ask(hessian_product, self._vectors(chains, met, ask)):
+            product = ask.cuts[k].y.expand(reply.arrays["p"])
+            chains[met[k]] = minus(chains[met[k]], product, 1 / L)
+            lost.discard(met[k])
+        for j in lost:
+            del chains[j]
+
+    def _vectors(
+        self, chains: Mapping[int, Params], met: Mapping[int, int], ask: Exchanges
+    ) -> Iterator[tuple[int, Mapping[str, Params]]]:
+        for k, j in met.items():
+            yield k, {"p": ask.cuts[k].y.extract(chains[j])}
 
     def pull_back(self, task: Task, local: Local) -> Reply:
-        """On the client: h_j, which moves x."""
+        """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
         return Reply({"x": pull_back(task, local).arrays["x_h"]})
 
     def _private(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
-        """The mean of h_j at the clients' own copies of y."""
+        """The mean of the hypergradients at the clients' own copies of y."""
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 

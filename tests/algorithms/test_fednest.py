@@ -54,10 +54,10 @@ def test_the_expected_hypergradient_is_the_truncated_series_of_the_mean_hessian(
 
 
 def test_the_global_solution_is_where_the_expected_hypergradient_vanishes():
-    problems = federated_quadratics(condition=2.0)
+    problems = federated_quadratics(condition=1.5)
     truth = ClosedForm.of(problems)
     x = truth.solution
-    step = expected_step(problems, x, truth.inner_solution(x), 45, 2.0)
+    step = expected_step(problems, x, truth.inner_solution(x), 23, 1.5)
     assert float(step.norm()) < 1e-10
 
 

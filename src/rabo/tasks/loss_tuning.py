@@ -96,6 +96,8 @@ class LossTuningTask:
                 "alpha": 0.02,
                 "outer_step": Adam(),
                 "warm_up": min(10, rounds // 5),
+                "num_terms": series["num_terms"],
+                "smoothness": 1 / series["step_size"],
             },
             {
                 "rabo": {"hypergradient": Neumann(**series, products="recomputed")},

@@ -1,12 +1,19 @@
 """Problems and networks whose truth the tests know."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rabo
+from rabo.algorithms import Cohort
+from rabo.ledger import Ledger
 from rabo.models.convolutional import Conv4, ResNet12, ResNet18
 from rabo.problem import ClientProblem
+from rabo.runtimes import InProcess
+from rabo.seeding import stream
+from rabo.tasks.quadratic import ClosedForm, Quadratic, random_quadratic
 
 
 def curved_problem(
@@ -142,3 +149,44 @@ def networks() -> dict[str, tuple[nn.Module | None, nn.Module, Tensor]]:
         "separable": (None, SeparableNet(), images(6, 1, 12, 12)),
         "vit": (None, SmallViT(), images(6, 1, 28, 28)),
     }
+
+
+def federated_quadratics(num_clients: int = 3, condition: float = 3.0) -> list[Quadratic]:
+    """Clients that differ in every matrix and vector; eigenvalues between 1 and the condition."""
+    family = random_quadratic(stream(0, "family"), 3, 4, condition=condition)
+    return [family.client(stream(0, i)) for i in range(num_clients)]
+
+
+def calm_quadratics(num_clients: int = 3, condition: float = 3.0) -> list[Quadratic]:
+    """Every ∇_y f_i is zero at the solution, so that no random chain moves x away from it."""
+    problems = federated_quadratics(num_clients, condition)
+    mean = ClosedForm.of(problems).mean
+    x = torch.linalg.solve(mean.P, mean.s)
+    y = torch.linalg.solve(mean.H, mean.B @ x + mean.c)
+    return [
+        replace(p, coefficients=p.coefficients._replace(t=p.coefficients.K @ y)) for p in problems
+    ]
+
+
+def one_round(algorithm, problems, state=None, widths=None):
+    """A round of all clients from a state, at full width unless given."""
+    state = state or algorithm.init(problems[0])
+    widths = dict(enumerate(widths or [1.0] * len(problems)))
+    ledger = Ledger(InProcess(dict(enumerate(problems))))
+    ledger.begin(state.x, state.y)
+    return algorithm.round(state, Cohort(problems[0].channels, widths), ledger)
+
+
+def distance(problems, x) -> float:
+    """How far x is from the closed-form solution, relative to its length."""
+    best = ClosedForm.of(problems).solution
+    return float((x["x"] - best).norm() / best.norm())
+
+
+def truncated_series(mean, x, y, num_terms: int, L: float) -> Tensor:
+    """∇_x f − ∇²_xy g·(1/L) Σ_{k<N} (I − H/L)^k ∇_y f of a mean quadratic, densely."""
+    factor = torch.eye(len(y), dtype=y.dtype) - mean.H / L
+    term, total = mean.K @ y - mean.t, torch.zeros_like(y)
+    for _ in range(num_terms):
+        total, term = total + term / L, factor @ term
+    return mean.P @ x - mean.s + mean.B.T @ total

@@ -136,7 +136,7 @@ def test_single_entries_travel_alone():
     assert result.history[0].cost.bytes_down == 8 * (kept_x + 2 * kept_y) + 2
 
 
-@pytest.mark.parametrize("options", [{}, {"warm_up": 2}, {"beta": 0.01}])
+@pytest.mark.parametrize("options", [{}, {"warm_up": 2}, {"beta": 0.01}, {"hessian": "global"}])
 def test_clients_of_full_width_cost_what_the_full_model_costs(options):
     result = rabo.solve(quadratic_clients([1.0, 1.0]), rounds=4, **options)
     assert all(share == pytest.approx(1) for share in result.relative_cost.values())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rabo
-from rabo.algorithms import RABO, RAFBO
+from rabo.algorithms import RABO, RAFBO, FedMBO
 from rabo.errors import ClientError
 from rabo.hypergradients import CoordinateDifference, Neumann
 from rabo.runtimes import InProcess, Recorded
@@ -47,6 +47,7 @@ CASES = {
             hypergradient=Neumann(num_terms=2, step_size=0.1, products="recomputed"),
         ),
     ),
+    "fedmbo": (few_shot, FedMBO(num_inner_steps=3, num_terms=3)),
     "hessian global": (lambda: few_shot(heads="shared"), RABO(num_inner_steps=2, hessian="global")),
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Cut, Part
+from rabo.submodel import Cut, Part, level_of
 from rabo.tree import Params, squared_norm
 
 Level = Literal["x", "y"]
@@ -24,6 +24,7 @@ class Entry(NamedTuple):
     phase: str
     cost: Cost
     scalars: Mapping[str, float]
+    kind: tuple[Any, ...] = ()  # what was asked, sent and how many steps: at one width, one cost
 
 
 class Coverage(NamedTuple):
@@ -55,21 +56,23 @@ class Ledger:
         self.entries = []
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        sent: dict[int, tuple[int, Cut, int]] = {}  # what is needed of a task, not its tensors
+        # what is needed of a task, not its tensors
+        sent: dict[int, tuple[int, Cut, int, tuple[Any, ...]]] = {}
 
         def watched() -> Iterator[tuple[int, Task]]:
             for client, task in tasks:
                 down = _num_bytes(task.arrays, task.cut)
                 if "x" in task.arrays:  # x travels with its cut; clients keep both for the round
                     down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
-                sent[client] = (task.round, task.cut, down)
+                kind = (work.__name__, *sorted(task.arrays), task.num_steps)
+                sent[client] = (task.round, task.cut, down, kind)
                 yield client, task
 
         for client, reply in self.runtime.map(work, watched()):
-            round, cut, down = sent[client]
+            round, cut, down, kind = sent[client]
             up = _num_bytes(reply.arrays, cut)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
-            self._book(Entry(round, client, work.__name__, cost, reply.scalars))
+            self._book(Entry(round, client, work.__name__, cost, reply.scalars, kind))
             if "x" in reply.arrays:
                 self._parts["x"][cut.x] += 1
             if "y" in reply.arrays:
@@ -157,5 +160,5 @@ class Ledger:
 
 def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:
     """Return what travels: of an element mask, only the entries that are held."""
-    parts = {name: cut.x if name == "x" else cut.y for name in arrays}
-    return sum(parts[name].num_bytes(params) for name, params in arrays.items())
+    parts = {"x": cut.x, "y": cut.y}
+    return sum(parts[level_of(name)].num_bytes(params) for name, params in arrays.items())

@@ -12,7 +12,7 @@ from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
 from rabo.errors import lookup
 from rabo.hypergradients import ESTIMATORS
-from rabo.ledger import Coverage, Ledger, Level
+from rabo.ledger import Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
@@ -22,6 +22,7 @@ from rabo.seeding import stream
 from rabo.tree import Params
 
 CALIBRATION = "measure_curvature"  # an exchange that is not training
+MOST_PROBES = 20  # rounds in which an exchange of a kind is looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +132,8 @@ class Federation:
         problems = {i: client.problem for i, client in self.clients.items()}
         self.ledger = Ledger(runtime or InProcess(problems))
         self.full_cost = Cost()
-        self._probed: list[tuple[Any, dict[str, Cost]]] = []
+        self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
+        self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
         has_policy = any(f.name == "policy" for f in fields(algorithm))  # type: ignore[arg-type]
         self._unpruned = replace(algorithm, policy=Full()) if has_policy else algorithm  # type: ignore[type-var]
         self._check_clients()
@@ -148,30 +150,37 @@ class Federation:
 
     def cost_at(self, client: int, width: float) -> Cost:
         """Return what a round with all its phases costs a client, measurements of l_{g,1} aside."""
-        return reduce(Cost.plus, self._probe(client, width, self.algorithm).values(), Cost())
+        key = (self.clients[client].problem.shape_key, width)
+        if key not in self._costs:
+            first = getattr(self.algorithm, "warm_up", 0)
+            entries = self._probe(client, width, self.algorithm, first)
+            self._costs[key] = reduce(Cost.plus, (e.cost for e in entries), Cost())
+        return self._costs[key]
 
-    def _probe(self, client: int, width: float, algorithm: Algorithm) -> dict[str, Cost]:
-        """Run a round of one client alone, once per shape, and return its cost by phase."""
-        problem = self.clients[client].problem
-        key = (problem.shape_key, width, algorithm)
-        for known, cost in self._probed:
-            if known == key:
-                return cost
-        ledger = Ledger(InProcess({client: problem}))
-        state = replace(self._start, round=getattr(algorithm, "warm_up", 0))
+    def _probe(
+        self, client: int, width: float, algorithm: Algorithm, round: int
+    ) -> Sequence[Entry]:
+        """Run a round of one client alone, from the start, and return what it cost."""
+        ledger = Ledger(InProcess({client: self.clients[client].problem}))
+        state = replace(self._start, round=round)
         ledger.begin(state.x, state.y)
         algorithm.round(state, Cohort(self.channels, {client: width}), ledger)
-        cost = {phase: c for phase, c in ledger.by_phase.items() if phase != CALIBRATION}
-        self._probed.append((key, cost))
-        return cost
+        return [entry for entry in ledger.entries if entry.phase != CALIBRATION]
 
     def _full_cost_of_round(self) -> Cost:
-        """Return what the phases of the round under way would have cost with the full model."""
-        cost = Cost()
-        for entry in self.ledger.entries:
-            whole = self._probe(entry.client, 1.0, self._unpruned)
-            cost = cost.plus(whole.get(entry.phase, Cost()))
-        return cost
+        """Return what the exchanges of the round under way would have cost with the full model."""
+        spent = [e for e in self.ledger.entries if e.phase != CALIBRATION]
+        return reduce(Cost.plus, map(self._full_cost_of, spent), Cost())
+
+    def _full_cost_of(self, entry: Entry) -> Cost:
+        """Look up the cost of one exchange; rounds differ where an algorithm draws what it does."""
+        shape = self.clients[entry.client].problem.shape_key
+        for round in range(entry.round, entry.round + MOST_PROBES):
+            if (shape, *entry.kind) in self._full_costs:
+                break
+            for found in self._probe(entry.client, 1.0, self._unpruned, round):
+                self._full_costs.setdefault((shape, *found.kind), found.cost)
+        return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
 
     def _prepare(self) -> None:
         present, _ = self._roll_call()

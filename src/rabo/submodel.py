@@ -4,13 +4,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from rabo.channels import ALWAYS, Channels
 from rabo.tree import Params, num_bytes
+
+
+def level_of(name: str) -> Literal["x", "y"]:
+    """Say how a vector is shaped by its name: like x if it begins with x, else like y."""
+    return "x" if name.startswith("x") else "y"
 
 
 class Part(Protocol):

@@ -60,6 +60,11 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.reshape(t.shape).to(t.dtype) for part, t in parts]
 
 
+def as_tree(flat: Tensor, tree: Any) -> Any:
+    """Undo `flatten` for the leaves of a tree, and keep its nesting."""
+    return replace_leaves(tree, unflatten(flat, leaves(tree)))
+
+
 def squared_norm(tree: Any) -> Tensor:
     """Return the sum of squares over all tensors."""
     return torch.stack([torch.linalg.vector_norm(t.detach()) for t in leaves(tree)]).square().sum()

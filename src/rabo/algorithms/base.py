@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from rabo.channels import Channels
 from rabo.masks import MaskPolicy, Whole
@@ -35,6 +35,12 @@ class Cohort:
 class Algorithm(Protocol):
     """A published method: frozen choices, no accounts, no sockets."""
 
+    paper: ClassVar[str]  # authors, title, where and when
+    kind: ClassVar[str]  # bilevel or single level, submodels or full model
+    exchanges: ClassVar[str]  # per round, in the letters of its docstring
+    vectors: ClassVar[str]  # the names of what travels; those that begin with x are shaped like x
+    second_order: ClassVar[bool]  # whether clients take second derivatives
+
     @property
     def seed(self) -> int: ...
 
@@ -45,6 +51,10 @@ class Algorithm(Protocol):
         ...
 
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State: ...
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        """Return how often the round asks clients if all answer, measurements of l_{g,1} aside."""
+        ...
 
 
 class Cuts(Mapping[int, Cut]):

@@ -13,7 +13,7 @@ from rabo.hypergradients.linearisation import (
 )
 from rabo.runtimes.base import Local, Reply, Runtime, Task, Work
 from rabo.submodel import CoveredMean
-from rabo.tree import Params, flatten, leaves, replace_leaves, unflatten
+from rabo.tree import Params, as_tree, flatten, leaves
 
 NO_SCALARS: Mapping[str, float] = {}
 
@@ -43,11 +43,11 @@ class GlobalHessian:
             return flatten(leaves(total.total))
 
         def product(p: Tensor) -> Tensor:
-            return exchange(self.hessian_product, "v", _as_params(p, state.y))
+            return exchange(self.hessian_product, "v", as_tree(p, state.y))
 
         rhs = exchange(self.outer_slope, "y", state.y)
         solution = self._implicit.solve(product, rhs)
-        v = _as_params(solution.v, state.y)
+        v = as_tree(solution.v, state.y)
         found = {"residual": float(solution.residual)}
         yield from runtime.map(self.pull_back, self._ask(state, cuts, present, "v", v, found))
 
@@ -95,9 +95,5 @@ class GlobalHessian:
             yield client, Task(self.seed, state.round, cuts[client], arrays, scalars)
 
 
-def _as_params(flat: Tensor, like: Params) -> Params:
-    return replace_leaves(like, unflatten(flat, leaves(like)))
-
-
 def _reply(flat: Tensor, local: Local) -> Reply:
-    return Reply({"slope": _as_params(flat, local.memory["y"])})
+    return Reply({"slope": as_tree(flat, local.memory["y"])})

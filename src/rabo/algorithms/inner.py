@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task
 from rabo.submodel import CoveredMean
-from rabo.tree import as_leaves, leaves
+from rabo.tree import Params, as_leaves, leaves
 
 
 class StepSizeWarning(UserWarning):
@@ -23,14 +23,14 @@ class StepSizeWarning(UserWarning):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InnerLevel:
-    """T local steps on y with step size β: a number, a function of the round, or measured."""
+class Calibrated:
+    """Who holds what, and the step size β: a number, a function of the round, or measured."""
+
+    needs_one_y: ClassVar[bool] = False
 
     policy: MaskPolicy = field(default_factory=Importance)
     beta: float | Callable[[int], float] | Literal["auto"] = "auto"
-    momentum: float = 0.0  # of the local steps; starts from zero in every round
-    num_inner_steps: int = 5  # T
-    calibrate_every: int = 10  # rounds between measurements of l_{g,1} when β is "auto"
+    calibrate_every: int = 10  # rounds between measurements of l_{g,1}
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,14 +40,16 @@ class InnerLevel:
             raise ValueError(f"beta must be positive or 'auto', got {self.beta}")
         if isinstance(self.policy, (str, type)):
             raise ValueError(f"policy must be an object such as Rolling(), got {self.policy!r}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if self.num_inner_steps < 1:
-            raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
         if self.calibrate_every < 1:
             raise ValueError(f"calibrate_every must be at least 1, got {self.calibrate_every}")
 
     def init(self, problem: BilevelProblem) -> State:
+        if self.needs_one_y and problem.copies > 1:
+            raise ValueError(
+                f"{type(self).__name__} averages vectors in y over clients and needs one y for "
+                f"all, got a problem with {problem.copies} copies of y (one per task); use fedmbo, "
+                "rabo or rafbo, or let tasks share y (heads='shared' in few-shot)"
+            )
         x, y = problem.start()
         return State(0, x, y)
 
@@ -66,9 +68,47 @@ class InnerLevel:
             )
         return replace(state, scalars={**state.scalars, "largest_curvature": largest})
 
+    def with_beta(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
+        """Set β: as given, or 1/(2 l_{g,1}) as measured last."""
+        if self.beta != "auto":
+            beta = self.beta(state.round) if callable(self.beta) else self.beta
+            if not beta >= 0:
+                raise ValueError(f"beta must not be negative, got {beta} in round {state.round}")
+            return replace(state, scalars={**state.scalars, "beta": beta})
+        state = self.with_curvature(state, cuts, runtime)
+        beta = 1 / (2 * state.scalars["largest_curvature"])
+        return replace(state, scalars={**state.scalars, "beta": beta})
+
+    def with_curvature(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
+        """Measure l_{g,1} where it is not known yet, and anew every few rounds."""
+        largest = state.scalars.get("largest_curvature", 0.0)
+        if not largest or (state.round and state.round % self.calibrate_every == 0):
+            largest = largest_curvature(state, cuts, runtime, self.seed) or largest
+        if not largest > 0:
+            raise NonFiniteError(
+                f"the inner losses must be curved in y to choose beta, got l_g1 = {largest:g}; add "
+                "a regulariser to the inner loss, or give beta as a number"
+            )
+        return replace(state, scalars={**state.scalars, "largest_curvature": largest})
+
+
+@dataclass(frozen=True, kw_only=True)
+class InnerLevel(Calibrated):
+    """T local steps on y with step size β."""
+
+    momentum: float = 0.0  # of the inner steps; starts from zero in every round
+    num_inner_steps: int = 5  # T
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.num_inner_steps < 1:
+            raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
+
     def train_inner(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, set[int]]:
         """Lines 6-20: y_{q+1}, and the clients that took part."""
-        state = self._with_beta(state, cuts, runtime)
+        state = self.with_beta(state, cuts, runtime)
         moved, answered = CoveredMean(state.y), set()
         for client, reply in runtime.map(self.update_inner, self._inner_tasks(state, cuts)):
             moved.add(cuts[client].y, reply.arrays["y"])  # lines 6-10
@@ -81,24 +121,6 @@ class InnerLevel:
         for client, cut in cuts.items():
             yield client, Task(self.seed, state.round, cut, {"x": x(client), "y": y(client)}, beta)
 
-    def _with_beta(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
-        """Set β: as given, or 1/(2 l_{g,1}) as measured last."""
-        if self.beta != "auto":
-            beta = self.beta(state.round) if callable(self.beta) else self.beta
-            if not beta >= 0:
-                raise ValueError(f"beta must not be negative, got {beta} in round {state.round}")
-            return replace(state, scalars={**state.scalars, "beta": beta})
-        largest = state.scalars.get("largest_curvature", 0.0)
-        if not largest or (state.round and state.round % self.calibrate_every == 0):
-            largest = largest_curvature(state, cuts, runtime, self.seed) or largest
-        if not largest > 0:
-            raise NonFiniteError(
-                f"the inner losses must be curved in y to choose beta, got l_g1 = {largest:g}; add "
-                "a regulariser to the inner loss, or give beta as a number"
-            )
-        scalars = {"largest_curvature": largest, "beta": 1 / (2 * largest)}
-        return replace(state, scalars={**state.scalars, **scalars})
-
     def update_inner(self, task: Task, local: Local) -> Reply:
         """Lines 6-10, on the client: T steps on the submodel, then the way it went.
 
@@ -107,7 +129,7 @@ class InnerLevel:
         """
         problem, x = local.problem, task.arrays["x"]
         start = spread(task.arrays["y"], problem.copies)
-        y, data, z, velocity = start, None, None, None
+        y, data, z, velocity = start, None, None, {}
         for t in range(self.num_inner_steps):
             batch = local.draw(task, t)
             if t == 0 or batch.inner is not data:  # features of the same data serve all steps
@@ -118,10 +140,9 @@ class InnerLevel:
             loss = problem.inner(z, y, data)
             if t == 0:
                 check_loss("inner", loss)
-            slope = gradient(loss, leaves(y))  # line 7
-            velocity = self._accelerate(velocity, slope)
-            beta = task.scalars["beta"]
-            y = {k: v.detach() - beta * s for (k, v), s in zip(y.items(), velocity, strict=True)}
+            slope = dict(zip(y, gradient(loss, leaves(y)), strict=True))  # line 7
+            velocity = self.accelerate(velocity, slope)
+            y = {k: v.detach() - task.scalars["beta"] * velocity[k] for k, v in y.items()}
         local.memory["x"] = x
         change = {k: start[k] - y[k] for k in start}
         if problem.copies > 1:
@@ -129,9 +150,8 @@ class InnerLevel:
             change = {k: v.mean(dim=0) for k, v in change.items()}
         return Reply({"y": change})
 
-    def _accelerate(
-        self, velocity: list[torch.Tensor] | None, slope: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        if velocity is None or not self.momentum:
+    def accelerate(self, velocity: Params, slope: Params) -> Params:
+        """Return the direction of the next inner step; no velocity yet is an empty one."""
+        if not velocity or not self.momentum:
             return slope
-        return [self.momentum * v + s for v, s in zip(velocity, slope, strict=True)]
+        return {k: self.momentum * velocity[k] + v for k, v in slope.items()}

@@ -2,36 +2,38 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
-from rabo.algorithms.steps import Descent, OuterStep
+from rabo.algorithms.outer import OuterLevel
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
 from rabo.runtimes.base import Local, Reply, Runtime, Task
 from rabo.submodel import CoveredMean
 
 
 @dataclass(frozen=True, kw_only=True)
-class RABO(InnerLevel, GlobalHessian):
+class RABO(InnerLevel, OuterLevel, GlobalHessian):
     """Resource-adaptive distributed bilevel optimisation (Algorithm 1).
 
     x outer, y inner; every client trains only what its masks keep.
     """
 
+    paper: ClassVar[str] = (
+        "Li, Zhang, Zheng, Shi, Yuan, Cheng, Yu: Distributed Bilevel Optimization with Dual "
+        "Pruning for Resource-limited Clients"
+    )
+    kind: ClassVar[str] = "bilevel, submodels"
+    exchanges: ClassVar[str] = "2 (3 + K with the global Hessian, K products)"
+    vectors: ClassVar[str] = "x, y"
+    second_order: ClassVar[bool] = True
+
     hypergradient: HypergradientEstimator = field(default_factory=ConjugateGradient)
     hessian: Literal["local", "global"] = "local"
-    alpha: float = 0.1
-    outer_step: OuterStep = field(default_factory=Descent)
-    warm_up: int = 0  # rounds before x moves
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be positive, got {self.alpha}")
-        if self.warm_up < 0:
-            raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
         if isinstance(self.hypergradient, (str, type)):
             raise ValueError(
                 "hypergradient must be an object such as ConjugateGradient(), got "
@@ -54,9 +56,13 @@ class RABO(InnerLevel, GlobalHessian):
             slope = CoveredMean(state.x)
             for client, reply in self._hypergradients(state, cuts, answered, runtime):
                 slope.add(cuts[client].x, reply.arrays["x"])  # lines 21-24
-            x, memory = self.outer_step(state.x, slope, self.alpha, state.vectors)  # lines 25-33
-            state = replace(state, x=x, vectors=memory)
+            state = self.move_outer(state, slope, self.alpha)  # lines 25-33
         return replace(state, round=state.round + 1)
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        if state.round < self.warm_up:
+            return 1
+        return 3 + self._implicit.num_products if self.hessian == "global" else 2
 
     def _hypergradients(
         self, state: State, cuts: Cuts, answered: set[int], runtime: Runtime

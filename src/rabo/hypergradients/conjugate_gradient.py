@@ -54,6 +54,10 @@ class ConjugateGradient:
     ) -> Estimate:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
+    @property
+    def num_products(self) -> int:
+        return self.num_iterations
+
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:

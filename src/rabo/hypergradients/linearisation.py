@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.solvers import Product, Solution
 from rabo.problem import Batch, BilevelProblem
-from rabo.tree import Params, as_leaves, flatten, is_finite, leaves, replace_leaves, unflatten
+from rabo.tree import Params, as_leaves, as_tree, flatten, is_finite, leaves
 
 
 class Estimate(NamedTuple):
@@ -70,6 +70,11 @@ class Linearisation(Protocol):
 
 class ImplicitEstimator(HypergradientEstimator, Protocol):
     """An estimator made of a linearisation and a solver, so that clients can solve together."""
+
+    @property
+    def num_products(self) -> int:
+        """How many products a solution takes, if no tolerance ends it early."""
+        ...
 
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
@@ -139,7 +144,7 @@ class View:
         return dict(zip(self.x, slopes, strict=True))
 
     def _tree(self, y: Tensor) -> Any:
-        return replace_leaves(self._like, unflatten(y, leaves(self._like)))
+        return as_tree(y, self._like)
 
 
 def gradient(
@@ -208,20 +213,29 @@ class Exact:
     def rhs(self) -> Tensor:
         return self._outer[0]
 
+    @property
+    def inner_slope(self) -> Tensor:
+        """∇_y g."""
+        return self._slope().detach()
+
     def product(self, p: Tensor) -> Tensor:
         return self._sweep([self._y], p)[0]
 
     def pull_back(self, v: Tensor) -> dict[str, Tensor]:
         return self.view.pull_back(self._sweep(self.view.z_leaves, v), self._outer[1])
 
-    def _sweep(self, inputs: list[Tensor], along: Tensor) -> list[Tensor]:
+    def _slope(self) -> Tensor:
+        """∇_y g with its graph."""
         slope = self._held
         if slope is None:
             slope = gradient(self.view.inner(self._y), [self._y], create_graph=True)[0]
             self._held = slope if self.hold else None
             self.evaluations += 1
+        return slope
+
+    def _sweep(self, inputs: list[Tensor], along: Tensor) -> list[Tensor]:
         self.evaluations += 1
-        return gradient(slope, inputs, along, retain_graph=self.hold)
+        return gradient(self._slope(), inputs, along, retain_graph=self.hold)
 
 
 class Difference:

@@ -19,6 +19,8 @@ from rabo.hypergradients.solvers import Solution, neumann
 from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params
 
+NUM_PROBES = 10  # products by which l_{g,1} is measured
+
 
 @dataclass(frozen=True, kw_only=True)
 class Neumann:
@@ -48,6 +50,10 @@ class Neumann:
     ) -> Estimate:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
+    @property
+    def num_products(self) -> int:
+        return self.num_terms + (0 if self.step_size else NUM_PROBES)
+
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:
@@ -59,5 +65,5 @@ class Neumann:
 
 
 def safe_curvature(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
-    """Measure l_{g,1} with ten products."""
-    return lanczos(product, like, 10).largest.to(like.dtype)
+    """Measure l_{g,1} with at most ten products."""
+    return lanczos(product, like, NUM_PROBES).largest.to(like.dtype)

@@ -19,7 +19,8 @@ from rabo.tree import Params, is_finite, leaves, num_bytes, shapes
 class Task(NamedTuple):
     """What the server asks of one client in one exchange.
 
-    The cut travels with the first exchange of a round; the client remembers it.
+    The cut travels with the first exchange of a round; the client remembers it. Vectors whose names
+    begin with x are shaped like x, all others like y.
     """
 
     seed: int
@@ -27,6 +28,7 @@ class Task(NamedTuple):
     cut: Cut
     arrays: Mapping[str, Params]
     scalars: Mapping[str, float] = {}
+    num_steps: int = 1  # local steps, where clients take different numbers of them
 
 
 class Reply(NamedTuple):
@@ -82,7 +84,8 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     name = work.__name__
     held = num_bytes(task.arrays) + num_bytes(local.memory) + num_bytes(local.batches)
     whose = repr(getattr(work, "__self__", None))
-    key = (name, whose, local.problem.shape_key, task.cut.widths, shapes(task.arrays))
+    shape = (local.problem.shape_key, task.cut.widths, shapes(task.arrays))
+    key = (name, whose, *shape, task.num_steps)
     devices = sorted({t.device.index for t in leaves(task.arrays) if t.device.type == "cuda"})
     start = time.perf_counter()
     try:

@@ -79,7 +79,7 @@ def can_be_recorded(problem: BilevelProblem) -> bool:
 
 
 def _key(work: Work, task: Task) -> Any:
-    return work.__name__, shapes(task.arrays), tuple(task.scalars)
+    return work.__name__, task.num_steps, shapes(task.arrays), tuple(task.scalars)
 
 
 class _Started(NamedTuple):
@@ -206,7 +206,7 @@ class _Recording:
 
 def _record(work: Work, task: Task, local: _StaticLocal, cost: Cost) -> _Recording | None:
     """Record work, or return None if it cannot be."""
-    device = leaves(task.arrays)[0].device
+    device = leaves((task.arrays, local.memory))[0].device
     static = task._replace(
         arrays=map_leaves(lambda t: t.detach().clone(), task.arrays),
         scalars={

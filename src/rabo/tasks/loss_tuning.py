@@ -102,6 +102,8 @@ class LossTuningTask:
                 "alpha": 0.05,
                 "outer_step": Adam(),
                 "warm_up": min(10, rounds // 5),
+                "num_terms": series["num_terms"],
+                "smoothness": 1 / series["step_size"],
             },
             {
                 "rabo": {"hypergradient": Neumann(**series, products="recomputed")},

@@ -1,0 +1,94 @@
+"""Aggregated iterative differentiation: the chain rides on the inner exchanges (AggITD)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.corrected import CorrectedSteps
+from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.slopes import hessian_product, inner_slope, outer_slope, pull_back
+from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.seeding import stream
+from rabo.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggITD(CorrectedSteps):
+    """N inner steps with corrected local steps; from step Q on, a vector p is carried with y.
+
+    Q ~ U{0..N−1}: p = avg ∇_y f_i(x, y^Q), then p ← avg (I − β∇²_yy g_i(x, y^t))p for t = Q+1..N−1,
+    at no extra exchange; in the end h = avg(∇_x f_i(x, y^N) − βN·∇²_xy g_i(x, y^N)p).
+
+    Exchanges per round: 2N on y (y and p down, ∇_y g_i and the product up; their mean q down, y_i
+    up) and 2 on x (y and p down, h_i up; their mean h down, x_i up).
+
+    On submodels every mean is over the clients that hold an entry, as in `FedNest`. There is no
+    momentum: the factors I − β∇²_yy g differentiate plain steps.
+    """
+
+    paper: ClassVar[str] = (
+        "Xiao, Ji: Communication-Efficient Federated Hypergradient Computation via Aggregated "
+        "Iterative Differentiation, ICML 2023"
+    )
+    kind: ClassVar[str] = "bilevel, full model"
+    exchanges: ClassVar[str] = "2N + 2"
+    vectors: ClassVar[str] = "x, y, q, p, x_h"
+    second_order: ClassVar[bool] = True
+    needs_one_y: ClassVar[bool] = True
+
+    num_inner_steps: int = 10  # N
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_inner_steps < 1:
+            raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        return 2 * self.num_inner_steps + (2 if state.round >= self.warm_up else 0)
+
+    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        cuts = Cuts(self.policy, state, cohort, self.seed)
+        state = self.with_beta(state, cuts, runtime)
+        ask = Exchanges(state, cuts, runtime, self.seed)
+        moves, p = state.round >= self.warm_up, {}
+        start = self.start_of_chain(state.round) if moves else self.num_inner_steps
+        for t in range(self.num_inner_steps):
+            q, p = self._slopes(state, ask, p, t - start, {"x": state.x} if t == 0 else {})
+            moved = self.step_inner(state, ask, q)
+            state = replace(state, y=moved.step(state.y, 1.0))
+        if moves:
+            p = {k: state.scalars["beta"] * self.num_inner_steps * v for k, v in p.items()}
+            [h] = ask.mean(pull_back, {"y": state.y, "p": p}, "x_h")
+            state = self.step_outer(state, ask, h.mean())
+        return replace(state, round=state.round + 1)
+
+    def start_of_chain(self, round: int) -> int:
+        """Draw Q ~ U{0..N−1}."""
+        generator = stream(self.seed, round, "start of chain")
+        return int(torch.randint(self.num_inner_steps, (), generator=generator))
+
+    def _slopes(
+        self, state: State, ask: Exchanges, p: Params, since: int, x: dict[str, Params]
+    ) -> tuple[Params, Params]:
+        """One exchange at y^t: q, and the next p if the chain has started."""
+        here = {**x, "y": state.y}
+        if since < 0:
+            [q] = ask.mean(inner_slope, here, "q")
+            return q.mean(), p
+        if since == 0:
+            q, slope = ask.mean(self.both_slopes, here, "q", "p")
+            return q.mean(), slope.mean()
+        q, product = ask.mean(self.slope_and_product, {**here, "p": p}, "q", "p")
+        return q.mean(), product.step(p, state.scalars["beta"])
+
+    def both_slopes(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_y g_i and ∇_y f_i."""
+        found = inner_slope(task, local).arrays
+        return Reply({**found, **outer_slope(task, local).arrays})
+
+    def slope_and_product(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_y g_i and ∇²_yy g_i·p."""
+        found = inner_slope(task, local).arrays
+        return Reply({**found, **hessian_product(task, local).arrays})

@@ -1,0 +1,64 @@
+"""The server's side of a round that asks clients several times."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from rabo.algorithms.base import Cuts, State
+from rabo.runtimes.base import Reply, Runtime, Task, Work
+from rabo.submodel import CoveredMean, level_of
+from rabo.tree import Params
+
+NO_SCALARS: Mapping[str, float] = {}
+
+
+class Exchanges:
+    """The exchanges of one round: a client that misses one is left out of those that follow.
+
+    Full vectors are cut to what each client holds, and replies are averaged over the clients that
+    held an entry.
+    """
+
+    def __init__(self, state: State, cuts: Cuts, runtime: Runtime, seed: int):
+        self.cuts, self.present = cuts, set(cuts)
+        self._like = {"x": state.x, "y": state.y}
+        self._runtime, self._round, self._seed = runtime, state.round, seed
+
+    def ask(
+        self,
+        work: Work,
+        tasks: Iterable[tuple[int, Mapping[str, Params]]],
+        scalars: Mapping[str, float] = NO_SCALARS,
+        num_steps: Callable[[int], int] = lambda _: 1,
+    ) -> Iterator[tuple[int, Reply]]:
+        """Send every client its own vectors and yield the replies."""
+        missing: set[int] = set()
+
+        def sent() -> Iterator[tuple[int, Task]]:
+            for client, arrays in tasks:
+                missing.add(client)
+                cut, steps = self.cuts[client], num_steps(client)
+                yield client, Task(self._seed, self._round, cut, arrays, scalars, steps)
+
+        for client, reply in self._runtime.map(work, sent()):
+            missing.discard(client)
+            yield client, reply
+        self.present -= missing
+
+    def mean(
+        self,
+        work: Work,
+        vectors: Mapping[str, Params],
+        *names: str,
+        scalars: Mapping[str, float] = NO_SCALARS,
+        num_steps: Callable[[int], int] = lambda _: 1,
+    ) -> list[CoveredMean]:
+        """Send all clients their parts of the same vectors; average what they reply, by name."""
+        means = {name: CoveredMean(self._like[level_of(name)]) for name in names}
+        parts = {name: self.cuts.extract(level_of(name), full) for name, full in vectors.items()}
+        tasks = (
+            (client, {name: part_of(client) for name, part_of in parts.items()})
+            for client in sorted(self.present)
+        )
+        for client, reply in self.ask(work, tasks, scalars, num_steps):
+            for name, mean in means.items():
+                mean.add(getattr(self.cuts[client], level_of(name)), reply.arrays[name])
+        return list(means.values())

@@ -1,0 +1,155 @@
+"""Federated minibatch bilevel optimisation with independent chains of Hessian factors (FedMBO)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.inner import InnerLevel
+from rabo.algorithms.outer import OuterLevel
+from rabo.algorithms.series import RandomSeries
+from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
+from rabo.hypergradients.linearisation import Exact, View
+from rabo.hypergradients.solvers import neumann
+from rabo.problem import BilevelProblem
+from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.seeding import stream
+from rabo.submodel import CoveredMean
+from rabo.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMBO(InnerLevel, OuterLevel, RandomSeries):
+    """T averaged steps on y, then one chain per client through the Hessians of random clients.
+
+    Exchanges per round: T for y (y down, ∇_y g_i up), 1 for ∇_y f_j, as many as the longest chain
+    has factors, N' = max_j N'_j with N'_j ~ U{0..N−1}, and 1 for x (p_j down, up what moves x,
+    ∇_x f_k − ∇²_xy g_k·p_j). The client k at the end is drawn afresh like those on the way: at
+    client j, ∇²_xy g_j and ∇_y f_j would go together, and the mean would not be the hypergradient
+    of all clients. A chain that meets a client that does not answer is lost.
+
+    Departs from the paper in how clients are drawn: no two chains meet the same client at a time,
+    because all clients then have the same work. Every client of a chain is still a uniform draw,
+    independent of its others. On submodels a factor I − ∇²_yy g_k/L changes the entries of p_j that
+    client k holds. The momentum is the server's, on the mean of ∇_y g_i.
+
+    Departs from the paper where clients train copies of y, one per task: no other client has such a
+    y, so the T steps and the factors stay on the client (2 exchanges). Without anything to relay,
+    the client takes the mean over N' itself: the truncated series.
+    """
+
+    paper: ClassVar[str] = (
+        "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning, "
+        "ICML 2023"
+    )
+    kind: ClassVar[str] = "bilevel, full model"
+    exchanges: ClassVar[str] = "T + N' + 2, N' < N at random (2 with copies of y)"
+    vectors: ClassVar[str] = "x, y, q, p"
+    second_order: ClassVar[bool] = True
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        moves = state.round >= self.warm_up
+        if state.scalars["copies"] > 1:
+            return 1 + moves
+        longest = max(self.num_factors(state.round, client) for client in cohort.widths)
+        return self.num_inner_steps + (longest + 2 if moves else 0)
+
+    def init(self, problem: BilevelProblem) -> State:
+        state = super().init(problem)
+        return replace(state, scalars={"copies": problem.copies})
+
+    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        cuts = Cuts(self.policy, state, cohort, self.seed)
+        state, L = self.with_step_sizes(state, cuts, runtime)
+        ask = Exchanges(state, cuts, runtime, self.seed)
+        private = state.scalars["copies"] > 1
+        if private:
+            here, beta = {"x": state.x, "y": state.y}, {"beta": state.scalars["beta"]}
+            [moved] = ask.mean(self.update_inner, here, "y", scalars=beta)
+            state = replace(state, y=moved.step(state.y, 1.0))
+        else:
+            state = self._descend_inner(state, ask)
+        if state.round >= self.warm_up:
+            slope = (self._private if private else self._relayed)(state, ask, L)
+            state = self.move_outer(state, slope, self.alpha)
+        return replace(state, round=state.round + 1)
+
+    def _descend_inner(self, state: State, ask: Exchanges) -> State:
+        """y −= β·avg ∇_y g_i, T times."""
+        velocity: Params = {}
+        for t in range(self.num_inner_steps):
+            here = {"x": state.x, "y": state.y} if t == 0 else {"y": state.y}
+            [q] = ask.mean(inner_slope, here, "q")
+            velocity = self.accelerate(velocity, q.mean())
+            state = replace(state, y=minus(state.y, velocity, state.scalars["beta"]))
+        return state
+
+    def _relayed(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
+        """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""
+        y = ask.cuts.extract("y", state.y)
+        asked = ((j, {"y": y(j)}) for j in sorted(ask.present))
+        chains: dict[int, Params] = {}
+        for j, reply in ask.ask(outer_slope, asked):
+            slope = ask.cuts[j].y.expand(reply.arrays["p"])
+            chains[j] = {k: self.num_terms / L * v for k, v in slope.items()}
+        for t in range(self.num_terms - 1):
+            going = {j for j in chains if t < self.num_factors(state.round, j)}
+            met = self._meetings(state.round, t, going, ask.present)
+            if met:
+                self._multiply(chains, met, ask, L)
+        mean = CoveredMean(state.x)
+        met = self._meetings(state.round, self.num_terms - 1, set(chains), ask.present)
+        for k, reply in ask.ask(self.pull_back, self._vectors(chains, met, ask)):
+            mean.add(ask.cuts[k].x, reply.arrays["x"])
+        return mean
+
+    def _meetings(
+        self, round: int, step: int, chains: set[int], present: set[int]
+    ) -> dict[int, int]:
+        """Return the chain that each client meets, if any."""
+        clients = sorted(present)
+        pairs = zip(self.relay(round, step, clients), clients, strict=True)
+        return {k: j for k, j in sorted(pairs) if j in chains}
+
+    def relay(self, round: int, step: int, present: Sequence[int]) -> Sequence[int]:
+        """Draw the clients that the chains of the present clients meet next, one for each."""
+        generator = stream(self.seed, round, "relay", step)
+        order = torch.randperm(len(present), generator=generator)
+        return [present[i] for i in order.tolist()]
+
+    def _multiply(
+        self, chains: dict[int, Params], met: dict[int, int], ask: Exchanges, L: float
+    ) -> None:
+        """One exchange: p_j ← (I − ∇²_yy g_k/L)p_j for the chain j that meets client k."""
+        lost = set(met.values())
+        for k, reply in ask.ask(hessian_product, self._vectors(chains, met, ask)):
+            product = ask.cuts[k].y.expand(reply.arrays["p"])
+            chains[met[k]] = minus(chains[met[k]], product, 1 / L)
+            lost.discard(met[k])
+        for j in lost:
+            del chains[j]
+
+    def _vectors(
+        self, chains: Mapping[int, Params], met: Mapping[int, int], ask: Exchanges
+    ) -> Iterator[tuple[int, Mapping[str, Params]]]:
+        for k, j in met.items():
+            yield k, {"p": ask.cuts[k].y.extract(chains[j])}
+
+    def pull_back(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
+        return Reply({"x": pull_back(task, local).arrays["x_h"]})
+
+    def _private(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
+        """The mean of the hypergradients at the clients' own copies of y."""
+        [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
+        return slope
+
+    def estimate_privately(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
+        batch = local.draw(task, "outer")
+        system = Exact(View(local.problem, local.memory["x"], local.memory["y"], batch))
+        found = neumann(system.product, system.rhs, self.num_terms, task.scalars["step"])
+        return Reply({"x": system.pull_back(found.v)}, {"residual": found.residual})

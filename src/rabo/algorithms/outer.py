@@ -1,0 +1,29 @@
+"""The outer level: how x moves along an averaged slope, and when it begins to."""
+
+from dataclasses import dataclass, field, replace
+
+from rabo.algorithms.base import State
+from rabo.algorithms.inner import Calibrated
+from rabo.algorithms.steps import Descent, OuterStep
+from rabo.submodel import CoveredMean
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterLevel(Calibrated):
+    """Steps on x with step size α."""
+
+    alpha: float = 0.1
+    outer_step: OuterStep = field(default_factory=Descent)
+    warm_up: int = 0  # rounds before x moves
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be positive, got {self.alpha}")
+        if self.warm_up < 0:
+            raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
+
+    def move_outer(self, state: State, slope: CoveredMean, size: float) -> State:
+        """Step on x; entries nobody covered stay."""
+        x, memory = self.outer_step(state.x, slope, size, state.vectors)
+        return replace(state, x=x, vectors={**state.vectors, **memory})

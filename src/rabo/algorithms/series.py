@@ -1,0 +1,39 @@
+"""A Neumann series of random length: (N/L)·Π (I − H/L)·∇_y f has the truncated sum as its mean."""
+
+from dataclasses import dataclass
+
+import torch
+
+from rabo.algorithms.base import Cuts, State
+from rabo.algorithms.inner import Calibrated
+from rabo.runtimes.base import Runtime
+from rabo.seeding import stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSeries(Calibrated):
+    """N and L of [∇²_yy g]⁻¹ ≈ (1/L) Σ_{k<N} (I − ∇²_yy g/L)^k."""
+
+    num_terms: int = 10  # N
+    smoothness: float | None = None  # L of g in y; None: l_{g,1} as measured
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_terms < 1:
+            raise ValueError(f"num_terms must be at least 1, got {self.num_terms}")
+        if self.smoothness is not None and not self.smoothness > 0:
+            raise ValueError(f"smoothness must be positive or None, got {self.smoothness}")
+
+    def num_factors(self, round: int, chain: int = 0) -> int:
+        """Draw N' ~ U{0..N−1}, the number of factors of a chain in a round."""
+        generator = stream(self.seed, round, chain, "factors")
+        return int(torch.randint(self.num_terms, (), generator=generator))
+
+    def with_step_sizes(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, float]:
+        """Set β and return L."""
+        state = self.with_beta(state, cuts, runtime)
+        if self.smoothness is not None:
+            return state, self.smoothness
+        if self.beta != "auto":  # else it has just been measured
+            state = self.with_curvature(state, cuts, runtime)
+        return state, state.scalars["largest_curvature"]

@@ -1,0 +1,85 @@
+"""Local steps on x, y and v at once, v following [∇²_yy g]⁻¹∇_y f by steps of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from rabo.algorithms.base import State
+from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.outer import OuterLevel
+from rabo.algorithms.slopes import minus
+from rabo.hypergradients.linearisation import Exact, View
+from rabo.problem import Batch, BilevelProblem
+from rabo.runtimes.base import Local, Reply, Task
+from rabo.submodel import CoveredMean
+from rabo.tree import Params, as_tree, flatten, leaves
+
+
+class Triple(NamedTuple):
+    """Something for each of x, y and v."""
+
+    x: Params
+    y: Params
+    v: Params
+
+    def minus(self, other: "Triple", x: float, y: float) -> "Triple":
+        """Step along other with one size for x and one for y and v, whose curvature is the same."""
+        return Triple(
+            minus(self.x, other.x, x), minus(self.y, other.y, y), minus(self.v, other.v, y)
+        )
+
+
+def directions(problem: BilevelProblem, at: Triple, batch: Batch) -> Triple:
+    """∇_x f_i − ∇²_xy g_i·v for x, ∇_y g_i for y, and ∇²_yy g_i·v − ∇_y f_i for v."""
+    system, v = Exact(View(problem, at.x, at.y, batch)), flatten(leaves(at.v))
+    residual = system.product(v) - system.rhs
+    return Triple(system.pull_back(v), as_tree(system.inner_slope, at.y), as_tree(residual, at.y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simultaneous(OuterLevel):
+    """One loop for x, y and v: steps α for x, β for y and for v."""
+
+    needs_one_y: ClassVar[bool] = True
+    normalised: ClassVar[bool] = False  # whether clients send means in place of sums
+
+    def init(self, problem: BilevelProblem) -> State:
+        state = super().init(problem)
+        return replace(state, vectors={"v": {k: torch.zeros_like(t) for k, t in state.y.items()}})
+
+    def sizes(self, state: State) -> dict[str, float]:
+        """α, which is zero until x moves, and β."""
+        alpha = self.alpha if state.round >= self.warm_up else 0.0
+        return {"alpha": alpha, "beta": state.scalars["beta"]}
+
+    def gather(
+        self, state: State, ask: Exchanges, num_steps: Callable[[int], int]
+    ) -> list[CoveredMean]:
+        """One exchange: the mean over clients of their slopes in x, y and v."""
+        vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
+        return ask.mean(
+            self.take_steps, vectors, *vectors, scalars=self.sizes(state), num_steps=num_steps
+        )
+
+    def take_steps(self, task: Task, local: Local) -> Reply:
+        """On the client: τ_i steps, then q_i = Σ_k (slope of step k), over τ_i if normalised."""
+        at = Triple(*(task.arrays[name] for name in Triple._fields))
+        total = at.minus(at, 1.0, 1.0)
+        for k in range(task.num_steps):
+            step = directions(local.problem, at, local.draw(task, k))
+            at = at.minus(step, task.scalars["alpha"], task.scalars["beta"])
+            total = total.minus(step, -1.0, -1.0)
+        weight = task.num_steps if self.normalised else 1
+        sums = total._asdict().items()
+        return Reply({name: {k: t / weight for k, t in q.items()} for name, q in sums})
+
+    def move(self, state: State, slopes: list[CoveredMean], scale: float) -> State:
+        """Step on x, y and v with sizes scale·(α, β, β)."""
+        x, y, v = slopes
+        if state.round >= self.warm_up:
+            state = self.move_outer(state, x, scale * self.alpha)
+        size = scale * state.scalars["beta"]
+        vectors = {**state.vectors, "v": v.step(state.vectors["v"], size)}
+        return replace(state, round=state.round + 1, y=y.step(state.y, size), vectors=vectors)

@@ -1,0 +1,268 @@
+"""What every registered algorithm keeps, whatever it does in a round."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+import rabo
+from rabo.algorithms import ALGORITHMS, Cohort, State
+from rabo.ledger import Ledger
+from rabo.masks import Full
+from rabo.metering import Meter
+from rabo.runtimes import InProcess
+from rabo.runtimes.base import perform
+from rabo.seeding import stream
+from rabo.solve import CALIBRATION
+from rabo.submodel import level_of
+from rabo.tasks.quadratic import random_quadratic
+from rabo.tree import is_finite, num_bytes
+
+NAMES = sorted(ALGORITHMS)
+WIDTHS = {0: 1.0, 1: 0.5, 2: 0.3, 3: 1.0}
+KINDS = {
+    f"{levels}, {model}"
+    for levels in ("bilevel", "single level")
+    for model in ("full model", "submodels")
+}
+# what an algorithm needs beside its defaults; those that are not listed need nothing
+OPTIONS = {
+    "rabo": {"num_inner_steps": 2},
+    "fednest": {"num_inner_steps": 2, "num_local_steps": 2, "num_terms": 4},
+    "fedmbo": {"num_inner_steps": 2, "num_terms": 4},
+    "aggitd": {"num_inner_steps": 3, "num_local_steps": 2},
+}
+
+
+def noisy_quadratics():
+    family = random_quadratic(stream(0, "family"), 5, 4, condition=3.0)
+    return {i: family.client(stream(0, i), sigma_f=0.1, sigma_g=0.1) for i in WIDTHS}
+
+
+# the clients of an algorithm that makes sense on certain problems only
+PROBLEMS = {}
+
+
+def problems_of(name):
+    return PROBLEMS.get(name, noisy_quadratics)()
+
+
+def make(name, **options):
+    kind = ALGORITHMS[name]
+    options = {"alpha": 0.05, "policy": rabo.Random(), **OPTIONS.get(name, {}), **options}
+    known = {option.name for option in fields(kind)}
+    return kind(**{key: value for key, value in options.items() if key in known})
+
+
+class Session:
+    """Rounds of an algorithm, one at a time, on any runtime."""
+
+    def __init__(self, algorithm, problems, runtime=None, widths=None):
+        first = problems[min(problems)]
+        self.algorithm, self.ledger = algorithm, Ledger(runtime or InProcess(problems))
+        self.cohort = Cohort(first.channels, widths or WIDTHS)
+        state = algorithm.init(first)
+        self.ledger.begin(state.x, state.y)
+        self.state = algorithm.prepare(state, self.cohort, self.ledger)
+
+    def play(self, rounds):
+        for _ in range(rounds):
+            self.ledger.begin(self.state.x, self.state.y)
+            self.state = self.algorithm.round(self.state, self.cohort, self.ledger)
+        return self.state
+
+
+def assert_same(a, b):
+    assert (a.round, a.scalars) == (b.round, b.scalars)
+    trees_a, trees_b = ({"x": s.x, "y": s.y, **s.vectors} for s in (a, b))
+    assert trees_a.keys() == trees_b.keys()
+    for name, tree in trees_a.items():
+        for key, value in tree.items():
+            assert torch.equal(value, trees_b[name][key]), (name, key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_what_it_is(name):
+    kind = ALGORITHMS[name]
+    assert all(isinstance(text, str) and text for text in (kind.paper, kind.exchanges))
+    assert kind.kind in KINDS
+    assert isinstance(kind.second_order, bool)
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_fixes_every_draw(name):
+    first, second = (Session(make(name), problems_of(name)).play(3) for _ in range(2))
+    assert_same(first, second)
+    other = Session(make(name, seed=1), problems_of(name)).play(3)
+    assert not all(torch.equal(v, other.y[k]) for k, v in first.y.items())
+
+
+class Backwards(InProcess):
+    """Runs the last client first and answers in the order it promises."""
+
+    def map(self, work, tasks):
+        tasks = list(tasks)[::-1]
+        replies = {c: perform(work, t, self._local(c, t), Meter()) for c, t in tasks}
+        yield from sorted(replies.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_neither_the_order_of_clients_nor_that_of_their_work_changes_a_bit(name):
+    problems = problems_of(name)
+    plain = Session(make(name), problems).play(3)
+    backwards = dict(reversed(list(problems.items())))
+    widths = dict(reversed(list(WIDTHS.items())))
+    assert_same(plain, Session(make(name), backwards, widths=widths).play(3))
+    assert_same(plain, Session(make(name), problems, Backwards(problems)).play(3))
+
+
+class Unreliable(InProcess):
+    """In one exchange, some clients are not reached."""
+
+    def __init__(self, problems, exchange, missing):
+        super().__init__(problems)
+        self.exchange, self.missing, self.calls, self.met = exchange, missing, 0, False
+
+    def map(self, work, tasks):
+        if work.__name__ == CALIBRATION:
+            return super().map(work, tasks)
+        self.calls += 1
+        if self.calls != self.exchange:
+            return super().map(work, tasks)
+        self.met = True
+        return super().map(work, ((c, t) for c, t in tasks if c not in self.missing))
+
+
+@pytest.mark.parametrize("missing", [{2}, {0}, set(WIDTHS)], ids=["narrow", "wide", "all"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_goes_on_whoever_is_missing_in_any_exchange(name, missing):
+    problems, algorithm = problems_of(name), make(name)
+    exchange, more = 0, True
+    while more:
+        exchange += 1
+        runtime = Unreliable(problems, exchange, missing)
+        session = Session(algorithm, problems, runtime)
+        state = session.play(1)
+        more = runtime.met
+        state = session.play(1)
+        assert state.round == 2
+        assert is_finite([state.x, state.y, state.vectors])
+        assert all(abs(value) < float("inf") for value in state.scalars.values())
+    assert exchange > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_capacity_1_equals_no_masks_bit_for_bit(name):
+    problems, full = problems_of(name), dict.fromkeys(WIDTHS, 1.0)
+    states = [
+        Session(make(name, policy=policy), problems, widths=full).play(3)
+        for policy in (rabo.Importance(), Full())
+    ]
+    assert_same(*states)
+
+
+def saved(state):
+    """Plain numbers and tensors, as a file would hold them."""
+    trees = {"x": state.x, "y": state.y, **{f"vectors.{k}": v for k, v in state.vectors.items()}}
+    tensors = {f"{name}/{k}": v.clone() for name, tree in trees.items() for k, v in tree.items()}
+    return {
+        "round": int(state.round),
+        "scalars": {k: float(v) for k, v in state.scalars.items()},
+    } | {"tensors": tensors}
+
+
+def loaded(file):
+    trees = {}
+    for path, tensor in file["tensors"].items():
+        name, key = path.split("/", 1)
+        trees.setdefault(name, {})[key] = tensor
+    x, y = trees.pop("x"), trees.pop("y")
+    vectors = {name.removeprefix("vectors."): tree for name, tree in trees.items()}
+    return State(file["round"], x, y, vectors, file["scalars"])
+
+
+@pytest.mark.parametrize("pause", [0, 1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_goes_on_from_a_saved_state_as_if_it_had_not_stopped(name, pause):
+    """On new clients: nothing lasts between rounds but the state."""
+    whole = Session(make(name), problems_of(name)).play(4)
+    before = Session(make(name), problems_of(name))
+    after = Session(make(name), problems_of(name))
+    after.state = loaded(saved(before.play(pause)))
+    assert_same(after.play(4 - pause), whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_carries_is_shaped_like_x_or_y(name):
+    state = Session(make(name), problems_of(name)).play(2)
+    shapes = [{k: v.shape for k, v in tree.items()} for tree in (state.x, state.y)]
+    for vector, tree in state.vectors.items():
+        assert {k: v.shape for k, v in tree.items()} in shapes, vector
+
+
+class Watched(InProcess):
+    """Remembers the sizes and names of all that travels."""
+
+    def __init__(self, problems):
+        super().__init__(problems)
+        self.exchanges, self.down, self.up, self.names, self.wrong = 0, 0, 0, set(), set()
+
+    def map(self, work, tasks):
+        if work.__name__ == CALIBRATION:
+            yield from super().map(work, tasks)
+            return
+        self.exchanges += 1
+        cuts = {}
+
+        def sent():
+            for client, task in tasks:
+                cuts[client] = task.cut
+                self.down += num_bytes(task.arrays)
+                if "x" in task.arrays:
+                    self.down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
+                self._look(task.arrays, task.cut)
+                yield client, task
+
+        for client, reply in super().map(work, sent()):
+            self.up += num_bytes(reply.arrays)
+            self._look(reply.arrays, cuts[client])
+            yield client, reply
+
+    def _look(self, arrays, cut):
+        self.names |= set(arrays)
+        for name, tree in arrays.items():
+            entries = sum(v.numel() for v in tree.values())
+            if entries != getattr(cut, level_of(name)).num_entries():
+                self.wrong.add(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_costs_are_those_of_what_it_says_it_exchanges(name):
+    problems = problems_of(name)
+    runtime = Watched(problems)
+    session = Session(make(name), problems, runtime)
+    spent = []
+    for _ in range(3):
+        runtime.exchanges = runtime.down = runtime.up = 0
+        expected = session.algorithm.num_exchanges(session.state, session.cohort)
+        session.play(1)
+        spent = [e for e in session.ledger.entries if e.phase != CALIBRATION]
+        assert runtime.exchanges == expected
+        assert sum(e.cost.bytes_down for e in spent) == runtime.down
+        assert sum(e.cost.bytes_up for e in spent) == runtime.up
+        assert sum(e.cost.multiply_adds for e in spent) > 0
+    assert runtime.names == set(session.algorithm.vectors.split(", "))
+    assert not runtime.wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clients_of_full_width_cost_what_the_full_model_costs_and_narrow_ones_less(name):
+    problems = problems_of(name)
+    for capacity in (1.0, 0.5):
+        clients = [rabo.Client(problem, capacity) for problem in problems.values()]
+        shares = rabo.solve(clients, algorithm=make(name), rounds=3).relative_cost.values()
+        if capacity == 1.0:
+            assert list(shares) == pytest.approx([1.0] * 3)
+        else:
+            assert all(0 < share < 0.75 for share in shares)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,22 @@ class Channels:
     @property
     def num_units(self) -> int:
         return sum(self.units.values())
+
+    def of(
+        self, level: str
+    ) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, Mapping[int, Tensor]]]:
+        """Return the shapes and axes of x (or of y) by their own names, the same objects always."""
+        return self._levels[level]
+
+    @cached_property
+    def _levels(self) -> dict[str, Any]:
+        return {
+            level: tuple(
+                {name[2:]: value for name, value in of.items() if name.startswith(f"{level}.")}
+                for of in (self.shapes, self.axes)
+            )
+            for level in ("x", "y")
+        }
 
     def importance(self, x: Params, y: Params) -> Tensor:
         """Return the sum of squared weights that belong to each unit."""

@@ -1,20 +1,14 @@
-"""Federated averaging of y under a fixed x: the single-level baseline."""
+"""Federated averaging: the single-level baseline."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
-from rabo.algorithms.base import Cohort, Cuts, State
-from rabo.algorithms.inner import InnerLevel
-from rabo.runtimes.base import Runtime
+from rabo.algorithms.single_level import SingleLevel
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(InnerLevel):
-    """Local steps on g alone, averaged over the clients that held an entry (McMahan et al., 2017).
+class FedAvg(SingleLevel):
+    """Local steps on one loss, averaged (McMahan et al., 2017); on submodels with any policy."""
 
-    x stays where it starts: in loss tuning, the untuned loss.
-    """
-
-    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
-        cuts = Cuts(self.policy, state, cohort, self.seed)
-        state, _ = self.train_inner(state, cuts, runtime)
-        return replace(state, round=state.round + 1)
+    paper: ClassVar[str] = "McMahan et al., 2017"
+    kind: ClassVar[str] = "single level, full model"

@@ -1,0 +1,17 @@
+"""FedRolex: a window of channels that moves by one a round."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rabo.algorithms.single_level import SingleLevel
+from rabo.masks import MaskPolicy, Rolling
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRolex(SingleLevel):
+    """Local SGD on channels {(q+t) mod n, t = 0..⌈r·n⌉−1} in round q (Alam et al., 2022)."""
+
+    policy: MaskPolicy = field(default_factory=Rolling)
+
+    paper: ClassVar[str] = "Alam et al., 2022"
+    own_policy: ClassVar[type | None] = Rolling

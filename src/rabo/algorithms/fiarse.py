@@ -1,0 +1,136 @@
+"""FIARSE: the mask is a function of the weights, and gradients know it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rabo.algorithms.single_level import SingleLevel, Weights
+from rabo.channels import Channels
+from rabo.masks import Importance, MaskPolicy, Threshold
+from rabo.masks.entries import weights_of
+from rabo.runtimes.base import Local, Task
+from rabo.submodel import Cut, ElementMask, Submodel
+from rabo.tree import Params
+
+
+@dataclass(frozen=True, kw_only=True)
+class FIARSE(SingleLevel):
+    """Local SGD through w ⊙ 1[|w| ≥ θ], θ the k-th largest |w| (Wu et al., 2024), by entries.
+
+    θ is fixed for the round and the mask re-evaluated at each forward pass. The gradient of a kept
+    weight has the factor 1 + 2θ|w|/(|w|+θ)², which the released code means but never reaches. Saves
+    traffic, not work.
+    """
+
+    policy: MaskPolicy = field(default_factory=Threshold)
+
+    paper: ClassVar[str] = "Wu et al., 2024"
+    own_policy: ClassVar[type | None] = Threshold
+
+    def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
+        thetas = {}
+        for level in self.trained:
+            part = getattr(task.cut, level)
+            if isinstance(part, ElementMask):  # else nothing is cut
+                thetas[level] = _smallest(weights_of(task.arrays[level]), part.mask)
+
+        def mask(weights: Weights) -> Weights:
+            masked = dict(weights)
+            for level, theta in thetas.items():
+                cut = weights_of(task.arrays[level])  # names, before copies add a dimension
+                kept = {k: w * gate(w.abs(), theta) for k, w in weights[level].items() if k in cut}
+                masked[level] = {**weights[level], **kept}
+            return masked
+
+        return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredFIARSE(SingleLevel):
+    """FIARSE whose masks keep channels by the norm s of all their weights: our adaptation.
+
+    Local SGD through w ⊙ 1[s ≥ θ], θ the smallest norm kept of a group when the round starts; the
+    gradient is that of w·m(s) with the same slope of m. Saves work too.
+    """
+
+    policy: MaskPolicy = field(default_factory=Importance)
+
+    paper: ClassVar[str] = "ours, after Wu et al., 2024"
+    own_policy: ClassVar[type | None] = Importance
+
+    def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
+        channels, start = local.problem.channels, task.arrays
+        cut_groups = [g for g, n in channels.units.items() if len(task.cut.kept[g]) < n]
+        if not cut_groups:
+            return lambda weights: weights
+        units = _units_of(task.cut, channels, next(iter(start["x"].values())).device)
+        theta = _smallest_kept(units, start["x"], start["y"], cut_groups)
+        copies = local.problem.copies
+
+        def mask(weights: Weights) -> Weights:
+            x, y = weights["x"], weights["y"]
+            mean = y if copies == 1 else {k: v.mean(dim=0) for k, v in y.items()}
+            scores = gate(_norms(units, x, mean), theta)
+            gates = torch.cat([scores, scores.new_ones(1)])  # the last is of what is always kept
+            masked: dict[str, dict[str, Tensor]] = {"x": dict(x), "y": dict(y)}
+            for name, dims in units.axes.items():
+                level, _, key = name.partition(".")
+                tensor = masked[level][key]
+                rank = len(channels.shapes[name])
+                for dim, unit in dims.items():
+                    shape = [-1 if d == dim else 1 for d in range(rank)]
+                    tensor = tensor * gates[unit].reshape(shape).to(tensor.dtype)
+                masked[level][key] = tensor
+            return masked  # type: ignore[return-value]
+
+        return mask
+
+
+def gate(size: Tensor, theta: Tensor) -> Tensor:
+    """Return 1[s ≥ θ] with the slope of (s − θ)/(s + θ), 2θ/(s + θ)², where it is one."""
+    soft = (size - theta) / (size + theta).clamp(min=torch.finfo(size.dtype).tiny)
+    return (size >= theta) * (1 + (soft - soft.detach()))
+
+
+def _smallest(weights: Params, held: Mapping[str, Tensor]) -> Tensor:
+    """Return θ: the smallest |w| that is held."""
+    each = [w.abs().masked_fill(~held[name], torch.inf).amin() for name, w in weights.items()]
+    return torch.stack(each).amin()
+
+
+@lru_cache(maxsize=8)
+def _placed(channels: Channels, device: torch.device) -> Channels:
+    axes = {n: {d: u.to(device) for d, u in dims.items()} for n, dims in channels.axes.items()}
+    return replace(channels, axes=axes)
+
+
+def _units_of(cut: Cut, channels: Channels, device: torch.device) -> Channels:
+    """Return which unit every position of the smaller tensors belongs to; units keep numbers."""
+    axes = {}
+    for name, dims in _placed(channels, device).axes.items():
+        level, _, key = name.partition(".")
+        part = getattr(cut, level)
+        index = part.index.get(key, {}) if isinstance(part, Submodel) else {}
+        axes[name] = {d: u[index[d]] if d in index else u for d, u in dims.items()}
+    return replace(channels, axes=axes)
+
+
+def _norms(units: Channels, x: Params, y: Params) -> Tensor:
+    # the bound keeps the slope finite where a unit is zero
+    return units.importance(x, y).clamp(min=1e-30).sqrt()
+
+
+def _smallest_kept(units: Channels, x: Params, y: Params, groups: list[str]) -> Tensor:
+    """Return θ for every unit: the smallest norm of its group; zero where a group is whole."""
+    ones = ({k: torch.ones_like(v) for k, v in params.items()} for params in (x, y))
+    present = units.importance(*ones) > 0
+    norms = _norms(units, x, y).masked_fill(~present, torch.inf)
+    theta = torch.zeros_like(norms)
+    for group in groups:
+        span = slice(units.offsets[group], units.offsets[group] + units.units[group])
+        theta[span] = norms[span].amin()
+    return theta

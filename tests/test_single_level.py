@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rabo
-from rabo.algorithms import ALGORITHMS, SINGLE_LEVEL, FedAvg, StructuredFIARSE
+from rabo.algorithms import SINGLE_LEVEL, FedAvg, StructuredFIARSE
 from rabo.algorithms.fiarse import gate
 from rabo.channels import declare
 from rabo.masks import ChannelRegions, Full, Regions, Threshold, Whole
@@ -306,7 +306,7 @@ def test_a_run_goes_on_from_its_state(name):
 def test_a_round_is_one_exchange_and_travels_what_is_held(name):
     result = run(name, (0.5,), rounds=1)
     entries = result.history[0].entries
-    assert len(entries) == ALGORITHMS[name].num_exchanges == 1
+    assert len(entries) == 1
     if name in ("fiarse", "oap"):  # a quarter of the weights, all biases
         clients = clients_of(linear_problem(), [0.5])
         x, y = clients[0].problem.start()

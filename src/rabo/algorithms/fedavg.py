@@ -10,5 +10,8 @@ from rabo.algorithms.single_level import SingleLevel
 class FedAvg(SingleLevel):
     """Local steps on one loss, averaged (McMahan et al., 2017); on submodels with any policy."""
 
-    paper: ClassVar[str] = "McMahan et al., 2017"
+    paper: ClassVar[str] = (
+        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep "
+        "Networks from Decentralized Data, AISTATS 2017"
+    )
     kind: ClassVar[str] = "single level, full model"

@@ -13,5 +13,8 @@ class FedRolex(SingleLevel):
 
     policy: MaskPolicy = field(default_factory=Rolling)
 
-    paper: ClassVar[str] = "Alam et al., 2022"
+    paper: ClassVar[str] = (
+        "Alam, Liu, Yan, Zhang: FedRolex: Model-Heterogeneous Federated Learning with Rolling "
+        "Sub-Model Extraction, NeurIPS 2022"
+    )
     own_policy: ClassVar[type | None] = Rolling

@@ -28,7 +28,10 @@ class FIARSE(SingleLevel):
 
     policy: MaskPolicy = field(default_factory=Threshold)
 
-    paper: ClassVar[str] = "Wu et al., 2024"
+    paper: ClassVar[str] = (
+        "Wu, Wang, Wang, Liu, Su, Gao: FIARSE: Model-Heterogeneous Federated Learning via "
+        "Importance-Aware Submodel Extraction, NeurIPS 2024"
+    )
     own_policy: ClassVar[type | None] = Threshold
 
     def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
@@ -59,7 +62,7 @@ class StructuredFIARSE(SingleLevel):
 
     policy: MaskPolicy = field(default_factory=Importance)
 
-    paper: ClassVar[str] = "ours, after Wu et al., 2024"
+    paper: ClassVar[str] = "ours, after Wu et al., NeurIPS 2024"
     own_policy: ClassVar[type | None] = Importance
 
     def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:

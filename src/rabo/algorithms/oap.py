@@ -17,7 +17,10 @@ class OAP(SingleLevel):
 
     policy: MaskPolicy = field(default_factory=Regions)
 
-    paper: ClassVar[str] = "Zhou et al., 2023"
+    paper: ClassVar[str] = (
+        "Zhou, Lan, Venkataramani, Ding: Every Parameter Matters: Ensuring the Convergence of "
+        "Federated Learning with Dynamic Heterogeneous Models Reduction, NeurIPS 2023"
+    )
     own_policy: ClassVar[type | None] = Regions
 
 
@@ -27,5 +30,5 @@ class StructuredOAP(SingleLevel):
 
     policy: MaskPolicy = field(default_factory=ChannelRegions)
 
-    paper: ClassVar[str] = "ours, after Zhou et al., 2023"
+    paper: ClassVar[str] = "ours, after Zhou et al., NeurIPS 2023"
     own_policy: ClassVar[type | None] = ChannelRegions

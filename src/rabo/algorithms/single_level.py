@@ -33,9 +33,8 @@ class SingleLevel(InnerLevel):
 
     kind: ClassVar[str] = "single level, submodels"
     exchanges: ClassVar[str] = "1"
-    vectors: ClassVar[str] = "x, y down; what is trained up"
+    vectors: ClassVar[str] = "x, y"
     second_order: ClassVar[bool] = False
-    num_exchanges: ClassVar[int] = 1
     own_policy: ClassVar[type | None] = None  # of algorithms that are what their masks are
 
     def __post_init__(self) -> None:
@@ -78,6 +77,9 @@ class SingleLevel(InnerLevel):
                 mean.add(getattr(cuts[client], level), reply.arrays[level])
         trained: Any = {level: m.step(getattr(state, level), 1.0) for level, m in moved.items()}
         return replace(state, round=state.round + 1, **trained)
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        return 1
 
     def _tasks(self, state: State, cuts: Cuts) -> Iterator[tuple[int, Task]]:
         return self._inner_tasks(state, cuts)

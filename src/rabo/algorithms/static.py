@@ -17,5 +17,8 @@ class HeteroFL(SingleLevel):
 
     policy: MaskPolicy = field(default_factory=Static)
 
-    paper: ClassVar[str] = "HeteroFL: Diao et al., 2021"
+    paper: ClassVar[str] = (
+        "Diao, Ding, Tarokh: HeteroFL: Computation and Communication Efficient Federated Learning "
+        "for Heterogeneous Clients, ICLR 2021"
+    )
     own_policy: ClassVar[type | None] = Static

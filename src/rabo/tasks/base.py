@@ -21,6 +21,7 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # advice for any algorithm
     own_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one of a name
     evaluate_every: int = 1
+    falls: bool = False  # whether a smaller headline is better
     finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and exports
 
 

@@ -232,4 +232,4 @@ class QuadraticTask:
 
         clients = [Client(p, c) for p, c in zip(problems, capacities, strict=True)]
         options = {"num_inner_steps": 1, "alpha": 0.03}
-        return Setup(clients, evaluate, "gradient_norm", options)
+        return Setup(clients, evaluate, "gradient_norm", options, falls=True)

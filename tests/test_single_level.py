@@ -13,6 +13,7 @@ import rabo
 from rabo.algorithms import SINGLE_LEVEL, FedAvg, StructuredFIARSE
 from rabo.algorithms.fiarse import gate
 from rabo.channels import declare
+from rabo.experiment import Experiment
 from rabo.masks import ChannelRegions, Full, Regions, Threshold, Whole
 from rabo.masks.regions import deal
 from rabo.runtimes import InProcess
@@ -357,3 +358,27 @@ def test_an_algorithm_that_is_its_masks_refuses_others(name):
 def test_there_must_be_a_region(policy):
     with pytest.raises(ValueError, match="num_regions must be at least 1, got 0"):
         policy(num_regions=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_untuned_network_learns_on_unequal_clients(name):
+    """Digits: ten classes, of which guessing finds a tenth."""
+    federation, setup = Experiment(
+        task="digits", algorithm=name, clients=3, capacities="1,1/2,1/2", rounds=2
+    ).federation()
+    accuracies = [done.metrics["accuracy"] for done in federation.run(2)]
+    assert accuracies[-1] > 0.6
+    assert setup.clients[1].capacity == 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_untuned_loss_trains_y_alone(name):
+    federation, setup = Experiment(
+        task="loss-tuning", algorithm=name, clients=2, capacities="1,1/2", rounds=3
+    ).federation()
+    start, problem = federation.state, setup.clients[0].problem
+    batch = problem.batch(stream(0))
+    list(federation.run(3))
+    before, after = (float(problem.inner(s.x, s.y, batch[0])) for s in (start, federation.state))
+    assert after < 0.8 * before
+    assert all(torch.equal(v, start.x[k]) for k, v in federation.state.x.items())

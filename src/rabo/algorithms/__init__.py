@@ -1,6 +1,8 @@
 """Published algorithms, one per file."""
 
 from rabo.algorithms.base import Algorithm, Cohort, State
+from rabo.algorithms.dist_maml import DistMAML
+from rabo.algorithms.dist_protonet import DistProtoNet
 from rabo.algorithms.fedavg import FedAvg
 from rabo.algorithms.fedrolex import FedRolex
 from rabo.algorithms.fiarse import FIARSE, StructuredFIARSE
@@ -16,6 +18,8 @@ ALGORITHMS = {
     "rabo": RABO,
     "rafbo": RAFBO,
     "fedavg": FedAvg,
+    "dist-protonet": DistProtoNet,
+    "dist-maml": DistMAML,
     "static": HeteroFL,
     "fedrolex": FedRolex,
     "oap": OAP,
@@ -37,6 +41,8 @@ __all__ = [
     "Cohort",
     "Cosine",
     "Descent",
+    "DistMAML",
+    "DistProtoNet",
     "FedAvg",
     "FedRolex",
     "HeteroFL",

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rabo.algorithms.single_level import SingleLevel
+from rabo.algorithms.supervised import Supervised
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(SingleLevel):
+class FedAvg(Supervised):
     """Local steps on one loss, averaged (McMahan et al., 2017); on submodels with any policy."""
 
     paper: ClassVar[str] = (

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rabo.algorithms.single_level import SingleLevel
+from rabo.algorithms.supervised import Supervised
 from rabo.masks import MaskPolicy, Rolling
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRolex(SingleLevel):
+class FedRolex(Supervised):
     """Local SGD on channels {(q+t) mod n, t = 0..⌈r·n⌉−1} in round q (Alam et al., 2022)."""
 
     policy: MaskPolicy = field(default_factory=Rolling)

@@ -8,17 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rabo.algorithms.single_level import SingleLevel, Weights
-from rabo.channels import Channels
+from rabo.algorithms.single_level import Weights
+from rabo.algorithms.supervised import Supervised
+from rabo.channels import ALWAYS, Channels
 from rabo.masks import Importance, MaskPolicy, Threshold
 from rabo.masks.entries import weights_of
 from rabo.runtimes.base import Local, Task
-from rabo.submodel import Cut, ElementMask, Submodel
+from rabo.submodel import ElementMask
 from rabo.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class FIARSE(SingleLevel):
+class FIARSE(Supervised):
     """Local SGD through w ⊙ 1[|w| ≥ θ], θ the k-th largest |w| (Wu et al., 2024), by entries.
 
     θ is fixed for the round and the mask re-evaluated at each forward pass. The gradient of a kept
@@ -53,7 +54,7 @@ class FIARSE(SingleLevel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuredFIARSE(SingleLevel):
+class StructuredFIARSE(Supervised):
     """FIARSE whose masks keep channels by the norm s of all their weights: our adaptation.
 
     Local SGD through w ⊙ 1[s ≥ θ], θ the smallest norm kept of a group when the round starts; the
@@ -67,11 +68,12 @@ class StructuredFIARSE(SingleLevel):
 
     def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
         channels, start = local.problem.channels, task.arrays
-        cut_groups = [g for g, n in channels.units.items() if len(task.cut.kept[g]) < n]
-        if not cut_groups:
+        widths = {g: n for g, n in task.cut.widths if n < channels.units[g]}
+        if not widths:  # nothing is cut
             return lambda weights: weights
-        units = _units_of(task.cut, channels, next(iter(start["x"].values())).device)
-        theta = _smallest_kept(units, start["x"], start["y"], cut_groups)
+        device = next(iter(start["x"].values())).device
+        units = _narrowed(channels, task.cut.widths, device)
+        theta = _smallest_kept(units, _norms(units, start["x"], start["y"]), widths)
         copies = local.problem.copies
 
         def mask(weights: Weights) -> Weights:
@@ -105,20 +107,22 @@ def _smallest(weights: Params, held: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(each).amin()
 
 
-@lru_cache(maxsize=8)
-def _placed(channels: Channels, device: torch.device) -> Channels:
-    axes = {n: {d: u.to(device) for d, u in dims.items()} for n, dims in channels.axes.items()}
-    return replace(channels, axes=axes)
+@lru_cache(maxsize=64)
+def _narrowed(
+    channels: Channels, widths: tuple[tuple[str, int], ...], device: torch.device
+) -> Channels:
+    """Return the unit of every position of the smaller tensors, as if the first units were kept.
 
-
-def _units_of(cut: Cut, channels: Channels, device: torch.device) -> Channels:
-    """Return which unit every position of the smaller tensors belongs to; units keep numbers."""
-    axes = {}
-    for name, dims in _placed(channels, device).axes.items():
-        level, _, key = name.partition(".")
-        part = getattr(cut, level)
-        index = part.index.get(key, {}) if isinstance(part, Submodel) else {}
-        axes[name] = {d: u[index[d]] if d in index else u for d, u in dims.items()}
+    Which units were kept does not matter, only that tensors agree on them.
+    """
+    first = torch.zeros(channels.num_units + 1, dtype=torch.bool)
+    for group, width in widths:
+        first[channels.offsets[group] : channels.offsets[group] + width] = True
+    first[ALWAYS] = True
+    axes = {
+        name: {dim: units[first[units]].to(device) for dim, units in dims.items()}
+        for name, dims in channels.axes.items()
+    }
     return replace(channels, axes=axes)
 
 
@@ -127,13 +131,10 @@ def _norms(units: Channels, x: Params, y: Params) -> Tensor:
     return units.importance(x, y).clamp(min=1e-30).sqrt()
 
 
-def _smallest_kept(units: Channels, x: Params, y: Params, groups: list[str]) -> Tensor:
+def _smallest_kept(units: Channels, norms: Tensor, widths: Mapping[str, int]) -> Tensor:
     """Return θ for every unit: the smallest norm of its group; zero where a group is whole."""
-    ones = ({k: torch.ones_like(v) for k, v in params.items()} for params in (x, y))
-    present = units.importance(*ones) > 0
-    norms = _norms(units, x, y).masked_fill(~present, torch.inf)
     theta = torch.zeros_like(norms)
-    for group in groups:
-        span = slice(units.offsets[group], units.offsets[group] + units.units[group])
-        theta[span] = norms[span].amin()
+    for group, width in widths.items():
+        start = units.offsets[group]
+        theta[start : start + units.units[group]] = norms[start : start + width].amin()
     return theta

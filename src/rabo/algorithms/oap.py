@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rabo.algorithms.single_level import SingleLevel
+from rabo.algorithms.supervised import Supervised
 from rabo.masks import ChannelRegions, MaskPolicy, Regions
 
 
 @dataclass(frozen=True, kw_only=True)
-class OAP(SingleLevel):
+class OAP(Supervised):
     """Local SGD on the top region and those dealt to the client (Zhou et al., 2023), by entries.
 
     Departs from the released code, which takes the order of a sort for ranks. Saves traffic, not
@@ -25,7 +25,7 @@ class OAP(SingleLevel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StructuredOAP(SingleLevel):
+class StructuredOAP(Supervised):
     """OAP whose regions are made of whole channels: our adaptation, which saves work too."""
 
     policy: MaskPolicy = field(default_factory=ChannelRegions)

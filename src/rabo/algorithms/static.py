@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rabo.algorithms.single_level import SingleLevel
+from rabo.algorithms.supervised import Supervised
 from rabo.masks import MaskPolicy, Static
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeteroFL(SingleLevel):
+class HeteroFL(Supervised):
     """Local SGD on the first ⌈r·n⌉ channels, the classifier's outputs whole (Diao et al., 2021).
 
     Departs from HeteroFL, whose training divides by r after every layer with parameters: the

@@ -382,3 +382,12 @@ def test_the_untuned_loss_trains_y_alone(name):
     before, after = (float(problem.inner(s.x, s.y, batch[0])) for s in (start, federation.state))
     assert after < 0.8 * before
     assert all(torch.equal(v, start.x[k]) for k, v in federation.state.x.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_y_of_a_quadratic_comes_nearer_to_its_solution_on_unequal_clients(name):
+    federation, _ = Experiment(
+        task="quadratic", algorithm=name, clients=3, capacities="1,1,3/4", rounds=20
+    ).federation()
+    distances = [done.metrics["inner_distance"] for done in federation.run(20)]
+    assert distances[-1] < 0.6 * distances[0]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -77,20 +77,20 @@ class StructuredFIARSE(Supervised):
         copies = local.problem.copies
 
         def mask(weights: Weights) -> Weights:
-            x, y = weights["x"], weights["y"]
+            y = weights["y"]
             mean = y if copies == 1 else {k: v.mean(dim=0) for k, v in y.items()}
-            scores = gate(_norms(units, x, mean), theta)
+            scores = gate(_norms(units, weights["x"], mean), theta)
             gates = torch.cat([scores, scores.new_ones(1)])  # the last is of what is always kept
-            masked: dict[str, dict[str, Tensor]] = {"x": dict(x), "y": dict(y)}
+            masked: Any = {level: dict(params) for level, params in weights.items()}
             for name, dims in units.axes.items():
                 level, _, key = name.partition(".")
-                tensor = masked[level][key]
-                rank = len(channels.shapes[name])
+                if level not in self.trained:
+                    continue
                 for dim, unit in dims.items():
-                    shape = [-1 if d == dim else 1 for d in range(rank)]
-                    tensor = tensor * gates[unit].reshape(shape).to(tensor.dtype)
-                masked[level][key] = tensor
-            return masked  # type: ignore[return-value]
+                    shape = [-1 if d == dim else 1 for d in range(len(channels.shapes[name]))]
+                    tensor = masked[level][key]
+                    masked[level][key] = tensor * gates[unit].reshape(shape).to(tensor.dtype)
+            return masked
 
         return mask
 

@@ -86,7 +86,10 @@ class SingleLevel(InnerLevel, ABC):
             loss = self.loss(problem, mask({**here, **moving}), local.draw(task, t), local)
             if t == 0:
                 check_loss("training", loss)
-            velocity = self._accelerate(velocity, gradient(loss, leaves(moving)))
+            slopes = gradient(loss, leaves(moving))
+            if velocity is not None:
+                slopes = [self.momentum * v + s for v, s in zip(velocity, slopes, strict=True)]
+            velocity = slopes
             pairs = zip(leaves(moving), velocity, strict=True)
             here = {**here, **replace_leaves(moving, [w.detach() - beta * v for w, v in pairs])}
         change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in self.trained}

@@ -19,7 +19,9 @@ LAYERS = [
     ["ledger", "algorithms"],
     ["solve"],
     ["tasks"],
-    ["theory", "experiment"],
+    ["theory", "experiment", "terminal"],
+    ["comparison"],
+    ["cli_compare"],
     ["cli"],
     ["__main__", "__init__"],
 ]

@@ -11,7 +11,18 @@ from rabo.hypergradients import (
     Neumann,
     Unrolled,
 )
-from rabo.masks import Full, Importance, Magnitude, Random, Rolling, Segments, Static
+from rabo.masks import (
+    ChannelRegions,
+    Full,
+    Importance,
+    Magnitude,
+    Random,
+    Regions,
+    Rolling,
+    Segments,
+    Static,
+    Threshold,
+)
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
 from rabo.solve import Client, Federation, Result, Round, solve
@@ -24,6 +35,7 @@ __all__ = [
     "Batch",
     "BilevelProblem",
     "Budget",
+    "ChannelRegions",
     "Client",
     "ClientError",
     "ConjugateGradient",
@@ -38,6 +50,7 @@ __all__ = [
     "NonFiniteError",
     "Problem",
     "Random",
+    "Regions",
     "Result",
     "Rolling",
     "Round",
@@ -45,6 +58,7 @@ __all__ = [
     "State",
     "Static",
     "StepSizeWarning",
+    "Threshold",
     "Unrolled",
     "UnsupportedModelError",
     "load_model",

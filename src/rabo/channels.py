@@ -60,7 +60,7 @@ class Channels:
         device = next(iter(params.values())).device if params else None
         scores = torch.zeros(self.num_units + 1, dtype=torch.float64, device=device)
         for name, dims in self.axes.items():
-            squares = params[name].detach().square()
+            squares = params[name].square()
             loose = [d for d in range(squares.dim()) if d not in dims]
             if loose:
                 squares = squares.sum(loose, keepdim=True)

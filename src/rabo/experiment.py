@@ -52,11 +52,16 @@ class Experiment:
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
         advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
+        if getattr(kind, "own_policy", None):  # an algorithm that is what its masks are
+            advice.pop("policy", None)
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
+        algorithm = make_algorithm(self.algorithm, **options)
+        if setup.judged_by is not None and hasattr(algorithm, "predict"):
+            setup = setup.judged_by(algorithm.predict)  # type: ignore[attr-defined]
         federation = Federation(
             setup.clients,
-            make_algorithm(self.algorithm, **options),
+            algorithm,
             participation=self.participation,
             evaluate=setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,

@@ -62,7 +62,7 @@ class Cuts(Mapping[int, Cut]):
 
     def __init__(self, policy: MaskPolicy, state: State, cohort: Cohort, seed: int):
         self._shared = policy.shared
-        whole = Whole(cohort.channels, state.x, state.y)
+        whole = Whole(cohort.channels, state.x, state.y, cohort.widths)
         shared: dict[float, Cut] = {}
         self._cuts: dict[int, Cut] = {}
         for client, width in sorted(cohort.widths.items()):  # sums then have one order

@@ -23,6 +23,8 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # advice for any algorithm
     own_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one of a name
     evaluate_every: int = 1
+    falls: bool = False  # whether a smaller headline is better
+    judged_by: Callable[[Callable[..., Any]], "Setup"] | None = None  # with another `predict`
     finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and tables
     export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
 

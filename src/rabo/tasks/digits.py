@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rabo.algorithms import State
+from rabo.algorithms import SINGLE_LEVEL, State
 from rabo.ledger import Ledger
 from rabo.problem import Problem
 from rabo.resources import Resources
@@ -66,7 +66,9 @@ class DigitsTask:
                 logits = F.linear(own.features(x, test), y["weight"], y["bias"])
             return {"accuracy": float((logits.argmax(dim=1) == test[1]).double().mean())}
 
-        return Setup(clients, evaluate, "accuracy", {"num_inner_steps": 20, "alpha": 0.5})
+        options = {"num_inner_steps": 20, "alpha": 0.5}
+        joint = {"levels": "both", "beta": 0.1, "momentum": 0.9}
+        return Setup(clients, evaluate, "accuracy", options, dict.fromkeys(SINGLE_LEVEL, joint))
 
     def problem(self, example: Tensor, device: str) -> Problem:
         def features(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ x is a backbone, y the head of an N-way K-shot task: y is fitted to the support 
 y does well on the queries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn, vmap
 
-from rabo.algorithms import State
+from rabo.algorithms import SINGLE_LEVEL, State
 from rabo.data.characters import Characters, Split
 from rabo.data.episodes import Tasks, check_task, sample_tasks
 from rabo.data.glyphs import make_glyphs
@@ -78,9 +78,20 @@ class FewShotTask:
             Client(problem.on(inner=train.select(s), outer=None), capacity)
             for s, capacity in zip(shards, capacities, strict=True)
         ]
-        judge = _Judge(self, problem, test, seed)
         options = {"num_inner_steps": 20, "momentum": 0.8, "alpha": 0.3}
-        return Setup(clients, judge, "accuracy", options, evaluate_every=20, finish=judge.draw)
+        # x too, of whose curvature beta="auto" knows nothing; chosen on validation alphabets
+        joint = {"levels": "both", "beta": 0.1, "momentum": 0.9, "num_inner_steps": 5}
+        own = {**dict.fromkeys(SINGLE_LEVEL, joint), "dist-maml": {**joint, "adapt_rate": 2.0}}
+        judge = _Judge(self, problem, test, seed)
+        setup = Setup(
+            clients, judge, "accuracy", options, own, evaluate_every=20, finish=judge.draw
+        )
+
+        def judged_by(predict: Callable[..., Tensor]) -> Setup:
+            other = replace(judge, predict=predict)
+            return replace(setup, evaluate=other, finish=other.draw)
+
+        return replace(setup, judged_by=judged_by)
 
     def problem(self, device: str) -> Problem:
         """The bilevel problem of all clients: g on support sets, f on queries."""
@@ -96,6 +107,7 @@ class FewShotTask:
             sample=self._sample,
             redraw="round",
             copies=copies,
+            ways=self.ways,
         )
 
     def _inner(self, z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
@@ -179,12 +191,16 @@ def _choose(name: str, value: str, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Judge:
-    """Accuracy on held-out alphabets: heads adapt to support sets, x stays as it is."""
+    """Accuracy on held-out alphabets: heads adapt to support sets, x stays as it is.
+
+    An algorithm that has its own way to meet a task gives it as `predict`.
+    """
 
     task: FewShotTask
     problem: Problem
     characters: Characters
     seed: int
+    predict: Callable[..., Tensor] | None = None
 
     def __call__(self, state: State, ledger: Ledger) -> dict[str, float]:
         """Judge the entries that were ever trained, and the full model where that is more."""
@@ -214,11 +230,14 @@ class _Judge:
         )
 
     def _guesses(self, x: Params, y: Params, tasks: Tasks) -> Tensor:
-        own = replace(self.problem, copies=len(tasks.support)).on(inner=None, outer=None)
-        support = (tasks.support, tasks.support_labels)
+        own = self.problem.on(inner=None, outer=None).with_copies(len(tasks.support))
+        support, query = (tasks.support, tasks.support_labels), (tasks.query, tasks.query_labels)
+        if self.predict is not None:
+            with torch.no_grad():
+                return self.predict(own, x, y, support, query).argmax(dim=2)
         with torch.no_grad():
             z = own.features(x, support)
-            queries = own.features(x, (tasks.query, tasks.query_labels))
+            queries = own.features(x, query)
         heads = adapt_heads(own, z, y, support, self.task.test_steps)
         with torch.no_grad():
             return own.call(heads, queries).argmax(dim=2)

@@ -25,7 +25,7 @@ from rabo.masks import (
 )
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
-from rabo.solve import Client, Federation, Result, Round, solve
+from rabo.solve import Client, Federation, OnDemand, Result, Round, solve
 
 __version__ = "0.1.0"
 
@@ -48,6 +48,7 @@ __all__ = [
     "Magnitude",
     "Neumann",
     "NonFiniteError",
+    "OnDemand",
     "Problem",
     "Random",
     "Regions",

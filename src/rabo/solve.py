@@ -51,6 +51,39 @@ class Client:
                     check_capacity(entry)
 
 
+class OnDemand(Sequence[Client]):
+    """Many clients, each made by `make(i)` whenever it is asked for and not kept."""
+
+    def __init__(self, number: int, make: Callable[[int], Client]):
+        if number < 1:
+            raise ValueError(f"there must be at least one client, got {number}")
+        self.number, self.make = number, make
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, client: Any) -> Any:
+        if not 0 <= client < self.number:
+            raise IndexError(client)
+        return self.make(client)
+
+
+class _Problems(Mapping[int, BilevelProblem]):
+    """The problems of clients, taken from them when they are asked for."""
+
+    def __init__(self, clients: Sequence[Client]):
+        self.clients = clients
+
+    def __getitem__(self, client: int) -> BilevelProblem:
+        return self.clients[client].problem
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.clients)))
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
 @dataclass(frozen=True)
 class Round:
     """What happened in one round."""
@@ -123,14 +156,13 @@ class Federation:
             raise ValueError(f"participation must lie in (0, 1], got {participation}")
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
-        self.clients, self.algorithm = dict(enumerate(clients)), algorithm
+        self.clients, self.algorithm = clients, algorithm
         self.participation, self.evaluate = participation, evaluate
         self.evaluate_every = evaluate_every
         self.template = clients[0].problem
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
-        problems = {i: client.problem for i, client in self.clients.items()}
-        self.ledger = Ledger(runtime or InProcess(problems))
+        self.ledger = Ledger(runtime or InProcess(_Problems(clients)))
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
         self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
@@ -210,7 +242,7 @@ class Federation:
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
         """Say who takes part in this round and how wide, and who sits it out and why."""
-        round, chosen = self.state.round, list(self.clients)
+        round, chosen = self.state.round, list(range(len(self.clients)))
         if self.participation < 1:
             generator = stream(self.algorithm.seed, round, "participation")
             count = max(1, ceil(self.participation * len(chosen)))
@@ -229,14 +261,15 @@ class Federation:
 
     def _check_clients(self) -> None:
         shapes = shapes_of(*self.template.start())
-        for i, client in self.clients.items():
+        known = [self.clients[0]] if isinstance(self.clients, OnDemand) else self.clients
+        for i, client in enumerate(known):
             own = shapes_of(*client.problem.start())
             if own != shapes:
                 raise ValueError(
                     "all clients must have parameters of the same shapes, got another problem at "
                     f"client {i}: {_first_difference(shapes, own)}"
                 )
-        narrow = [i for i, c in self.clients.items() if c.capacity != 1.0]
+        narrow = [i for i, c in enumerate(known) if c.capacity != 1.0]
         if narrow and not self.channels.units:
             raise ValueError(
                 f"client {narrow[0]} asks for less than the full model, but nothing of this "

@@ -20,7 +20,7 @@ def level_of(name: str) -> Literal["x", "y"]:
 
 
 MOST_PARTS = 16  # that are remembered before they are counted
-MOST_POSITIONS = 4  # index vectors of parts that are kept at a time
+MOST_POSITIONS = 8  # index vectors of parts that are kept at a time
 
 
 class Part(Protocol):

@@ -17,6 +17,12 @@ from rabo.metering import Cost
 from rabo.solve import Round
 from rabo.terminal import console, guarded
 
+NOTES = """\
+As published: on clients of capacity below 1, any of them trains submodels (--policy).
+Exchanges: T inner steps, N terms of a series, N' of them at random, K products.
+Vectors: q mean slope in y, p and v solutions of the linear system, x_h mean slope in x.
+Few-shot: whether one y for all tasks is needed (--heads shared), or the algorithm is for few-shot
+only."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -50,7 +56,7 @@ def compare_task(
                 on_round=watch.add,
             )
 
-    _print(guarded(work, folder, "; the same command with --out goes on with what is missing"))
+    _print(guarded(work, folder, f"; the same command with --out {folder} goes on"))
     console.print(
         f"results.json, results.csv, results.png and the runs: {folder}",
         highlight=False,
@@ -91,7 +97,7 @@ class _Watch:
         state = self.states[self.now]
         number = experiment.seed - self.comparison.experiment.seed + 1
         state.seed = f"{number}/{self.comparison.seeds}"
-        state.round = self.rounds if finished else 0
+        state.round, state.metric = self.rounds if finished else 0, ""
         if not console.is_terminal:
             done = ": finished before" if finished else ""
             console.print(f"{self.now} · seed {state.seed}{done}", highlight=False)
@@ -104,7 +110,7 @@ class _Watch:
         if console.is_terminal:
             self._live.update(self._table())
         elif state.round % max(1, self.rounds // 5) == 0:
-            console.print(f"  round {state.round}/{self.rounds}  {state.metric}", highlight=False)
+            console.print(f"  round {state.round}/{self.rounds}  {state.metric}".rstrip())
 
     def _table(self) -> Table:
         table = Table("algorithm", "seed", "round", "newest", "multiply-adds", "bytes")
@@ -123,8 +129,11 @@ class _Watch:
 
 def _print(outcome: Outcome) -> None:
     headline, seeds = outcome.headline.replace("_", " "), outcome.comparison.seeds
+    over = "seeds" if seeds > 1 else "test tasks"
+    known = any(row.interval is not None for row in outcome.rows)
     reached = Table(
-        *("algorithm", headline, "multiply-adds", "bytes"),
+        *("algorithm", f"{headline} (± 95 % over {over})" if known else headline),
+        *("multiply-adds", "bytes"),
         title=f"{outcome.comparison.experiment.task}, seeds: {seeds}, "
         f"costs relative to {outcome.baseline}",
     )
@@ -155,18 +164,18 @@ def _price(price: Price | None, seeds: int) -> list[str]:
 
 def list_algorithms() -> None:
     """List all algorithms: what a round exchanges, and where they come from."""
-    table = Table("name", "kind", "exchanges a round", "vectors", "second order", box=SIMPLE_HEAD)
-    papers = Table("name", "paper", box=SIMPLE_HEAD)
+    heads = ("name", "as published", "exchanges a round", "vectors", "second order", "few-shot")
+    table = Table(*heads, box=SIMPLE_HEAD)
+    papers = Table("name", "class", "paper", box=SIMPLE_HEAD)
     for name, kind in ALGORITHMS.items():
-        known = [getattr(kind, about, "not said") for about in ("kind", "exchanges", "vectors")]
-        order = {"True": "yes", "False": "no"}.get(
-            str(getattr(kind, "second_order", "")), "not said"
-        )
-        table.add_row(name, *known, order)
-        papers.add_row(name, getattr(kind, "paper", "not said"))
+        few_shot = "only" if kind.is_episodic else "--heads shared" if kind.needs_one_y else "any"
+        order = "yes" if kind.second_order else "no"
+        table.add_row(name, kind.kind, kind.exchanges, kind.vectors, order, few_shot)
+        papers.add_row(name, kind.__name__, kind.paper)
     for part in (table, papers):
         part.columns[0].no_wrap = True
         console.print(part)
+    console.print(NOTES, highlight=False)
 
 
 def short(number: float) -> str:

@@ -145,17 +145,20 @@ def _open_folder(comparison: Comparison, out: Path) -> None:
         known = json.loads(path.read_text())
         other = {**known.pop("experiment"), **known}
         own = {**choices.pop("experiment"), **choices}
-        different = sorted(name for name in own if own[name] != other.get(name))
+        different = sorted(
+            name
+            for name in own
+            if own[name] != other.get(name) and name not in ("algorithms", "seeds")
+        )
         if different:
             raise ValueError(
                 f"{out} holds a comparison with other options ({', '.join(different)}); choose "
                 "another --out, or give the options that are there to go on with it"
             )
-        return
-    if out.exists() and any(out.iterdir()):
+    elif out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} must be empty or hold a comparison; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(choices, indent=2) + "\n")
+    path.write_text(json.dumps(comparison.as_dict(), indent=2) + "\n")
 
 
 def read_curve(folder: Path, headline: str) -> list[Point]:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import torch
 
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.errors import lookup
 from rabo.export import save_tensors
 from rabo.metering import Cost
@@ -84,7 +84,7 @@ def run(
     """Run an experiment and record it; what was reached survives Ctrl-C and failures."""
     federation, setup = experiment.federation()
     history: list[Round] = []
-    with RunFolder(out, experiment) as folder:
+    with RunFolder(out, experiment, federation.algorithm) as folder:
         status = "failed"
         try:
             for done in federation.run(experiment.rounds):
@@ -119,14 +119,18 @@ def export(federation: Federation, setup: Setup, experiment: Experiment, out: Pa
 class RunFolder:
     """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv and DIR/summary.json."""
 
-    def __init__(self, path: Path, experiment: Experiment):
-        self.path, self.experiment = path, experiment
-        if (path / "config.json").exists():
+    def __init__(self, path: Path, experiment: Experiment, algorithm: Algorithm):
+        self.path, self.experiment, self.algorithm = path, experiment, algorithm
+        if (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
             raise ValueError(f"{path} already holds a run; choose another --out or remove it")
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
-        config = {**asdict(self.experiment), "versions": versions()}
+        config = {
+            **asdict(self.experiment),
+            "algorithm_settings": repr(self.algorithm),  # with what the task suggests
+            "versions": versions(),
+        }
         (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         self._metrics: TextIO = (self.path / "metrics.jsonl").open("w")
         self._costs: TextIO = (self.path / "costs.csv").open("w", newline="")

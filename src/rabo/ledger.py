@@ -49,11 +49,13 @@ class Ledger:
     minimum: dict[Level, int | None] = field(default_factory=lambda: {"x": None, "y": None})
     _holders: dict[Level, Holders] = field(default_factory=dict)
     _least_kept: dict[Level, float] = field(default_factory=dict)
+    _counted: set[tuple[Level, int]] = field(default_factory=set)
     _full: Mapping[Level, Params] = field(default_factory=dict)
 
     def begin(self, x: Params, y: Params) -> None:
         """Open a round on the full model it starts from."""
         self._full = {"x": x, "y": y}
+        self._counted = set()
         self._least_kept = {"x": 1.0, "y": 1.0}
         self._holders = {level: Holders(partial(self._see_parts, level)) for level in LEVELS}
         self.entries = []
@@ -76,10 +78,10 @@ class Ledger:
             up = _num_bytes(reply.arrays, cut)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
             self._book(Entry(round, client, work.__name__, cost, reply.scalars, kind))
-            if "x" in reply.arrays:
-                self._holders["x"].add(cut.x)
-            if "y" in reply.arrays:
-                self._holders["y"].add(cut.y)
+            for level in LEVELS:
+                if level in reply.arrays and (level, client) not in self._counted:
+                    self._counted.add((level, client))  # once, however often it is asked
+                    self._holders[level].add(getattr(cut, level))
             yield client, reply
 
     def end(self) -> dict[Level, Coverage]:

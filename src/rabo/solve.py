@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ import torch
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
 from rabo.errors import lookup
+from rabo.export import save_tensors
 from rabo.hypergradients import ESTIMATORS
-from rabo.ledger import Coverage, Entry, Ledger, Level
+from rabo.ledger import LEVELS, Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
@@ -128,6 +130,12 @@ class Result:
         names = ("multiply_adds", "bytes_up", "bytes_down")
         return {n: getattr(spent, n) / max(1, getattr(self.full_cost, n)) for n in names}
 
+    def export(self, folder: str | Path) -> None:
+        """Write what was ever trained as x.safetensors and y.safetensors."""
+        for name in LEVELS:
+            trained = self.ledger.ever_trained(name, getattr(self, name))
+            save_tensors(Path(folder) / f"{name}.safetensors", trained, {})
+
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of every metric."""
@@ -215,8 +223,12 @@ class Federation:
         return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
 
     def _prepare(self) -> None:
-        present, _ = self._roll_call()
+        present, absent = self._roll_call()
         if not present:
+            fixed = all(isinstance(self.clients[i].capacity, (int, float, Budget)) for i in absent)
+            if fixed and self.participation == 1:
+                why = next(iter(absent.values()))
+                raise ValueError(f"no client can take part in any round: {why}; give them more")
             return
         self.ledger.begin(self.state.x, self.state.y)
         cohort = Cohort(self.channels, present)

@@ -11,8 +11,6 @@ SMALL = {
     "digits": {"width": 8},
     "quadratic": {},
 }
-EPISODIC = {"dist-protonet", "dist-maml"}
-ONE_Y = {"fednest", "aggitd", "simfbo", "shrofbo", "fedbio", "fedbioacc"}
 
 
 def experiment(task, name, **options):
@@ -30,12 +28,13 @@ def experiment(task, name, **options):
 @pytest.mark.parametrize("task", SMALL)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_runs_or_says_why_not(name, task, tmp_path):
-    if name in EPISODIC and task != "few-shot":
+    kind = ALGORITHMS[name]
+    if kind.is_episodic and task != "few-shot":
         with pytest.raises(ValueError, match="few-shot"):
             run(experiment(task, name), tmp_path / "run")
         return
     options = {}
-    if name in ONE_Y and task == "few-shot":
+    if kind.needs_one_y and task == "few-shot":
         with pytest.raises(ValueError, match="one y"):
             run(experiment(task, name), tmp_path / "private")
         options["heads"] = "shared"

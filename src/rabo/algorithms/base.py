@@ -42,6 +42,8 @@ class Algorithm(Protocol):
     exchanges: ClassVar[str]  # per round, in the letters of its docstring
     vectors: ClassVar[str]  # the names of what travels; those that begin with x are shaped like x
     second_order: ClassVar[bool]  # whether clients take second derivatives
+    needs_one_y: ClassVar[bool]  # whether it cannot train copies of y, one per task
+    is_episodic: ClassVar[bool]  # whether it is for few-shot tasks alone
 
     @property
     def seed(self) -> int: ...

@@ -20,6 +20,7 @@ class Episodic(SingleLevel):
     beta: float | Callable[[int], float] | Literal["auto"] = 0.1
 
     kind: ClassVar[str] = "single level, full model"
+    is_episodic: ClassVar[bool] = True
 
     def init(self, problem: BilevelProblem) -> State:
         if not getattr(problem, "ways", 0):

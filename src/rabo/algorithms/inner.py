@@ -27,6 +27,7 @@ class Calibrated:
     """Who holds what, and the step size β: a number, a function of the round, or measured."""
 
     needs_one_y: ClassVar[bool] = False
+    is_episodic: ClassVar[bool] = False
 
     policy: MaskPolicy = field(default_factory=Importance)
     beta: float | Callable[[int], float] | Literal["auto"] = "auto"
@@ -48,7 +49,7 @@ class Calibrated:
             raise ValueError(
                 f"{type(self).__name__} averages vectors in y over clients and needs one y for "
                 f"all, got a problem with {problem.copies} copies of y (one per task); use fedmbo, "
-                "rabo or rafbo, or let tasks share y (heads='shared' in few-shot)"
+                "rabo or rafbo, or let tasks share y (--heads shared in few-shot)"
             )
         x, y = problem.start()
         return State(0, x, y)

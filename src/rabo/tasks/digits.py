@@ -20,6 +20,8 @@ from rabo.seeding import seed_of, stream
 from rabo.solve import Client
 from rabo.tasks.base import Setup
 
+MIN_ITEMS = 8  # of a client: batch statistics need some on either side
+
 
 def _backbone(width: int) -> nn.Sequential:
     return nn.Sequential(
@@ -46,6 +48,9 @@ class DigitsTask:
         order = torch.randperm(len(labels), generator=stream(seed, "digits"))
         images, labels = (images.float() / 16)[order].to(device), labels[order].to(device)
         num_test = len(labels) // 4
+        most = (len(labels) - num_test) // MIN_ITEMS
+        if len(capacities) > most:
+            raise ValueError(f"digits are for at most {most} clients, got {len(capacities)}")
         test = images[:num_test], labels[:num_test]
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(seed, "init"))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn, vmap
+from torch import Generator, Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
 from rabo.data.characters import Characters, Split
@@ -21,7 +21,7 @@ from rabo.data.omniglot import load_omniglot
 from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
-from rabo.models.convolutional import Conv4, ResNet12
+from rabo.models.convolutional import Conv4, ResNet12, side_by_side
 from rabo.problem import Batch, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
@@ -177,7 +177,10 @@ def represent(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
 
     Their size bounds the curvature of the head's problem, l_{g,1}, whatever the backbone does.
     """
-    z = vmap(x)(data[0])
+    num_tasks, num_images = data[0].shape[:2]
+    with side_by_side(num_tasks):
+        z = x(data[0].transpose(0, 1).flatten(0, 1))
+    z = z.reshape(num_images, num_tasks, -1).transpose(0, 1)
     return z / z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
 
 

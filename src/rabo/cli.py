@@ -15,7 +15,7 @@ from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
 from rabo.cli_compare import compare_task, list_algorithms
-from rabo.experiment import Experiment, run
+from rabo.experiment import Experiment, parse_option, run
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
 from rabo.solve import Result, Round
@@ -65,6 +65,10 @@ def make_experiment(
         str | None, typer.Option(help="what a single-level algorithm trains: both, or y")
     ] = None,
     inner_steps: Annotated[int | None, typer.Option(help="inner steps T of a round")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="any other option of the algorithm, as NAME=VALUE (num_terms=5)"),
+    ] = None,
     participation: Annotated[float, typer.Option(help="fraction of clients per round")] = 1.0,
     seed: Annotated[int, typer.Option(help="seed of data, model and draws")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -79,6 +83,7 @@ def make_experiment(
 ) -> Experiment:
     """Its parameters are the options of `rabo run` and `rabo compare`, on any task."""
     given = {
+        **dict(map(parse_option, option or [])),
         "policy": policy,
         "hypergradient": hypergradient,
         "hessian": hessian,

@@ -11,14 +11,14 @@ from rich.live import Live
 from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
-from rabo.comparison import Comparison, Outcome, Price, compare
+from rabo.comparison import Comparison, Outcome, Price, compare, split_entries
 from rabo.experiment import Experiment
 from rabo.metering import Cost
 from rabo.solve import Round
 from rabo.terminal import console, guarded
 
 NOTES = """\
-As published: on clients of capacity below 1, any of them trains submodels (--policy).
+Full model: clients train all of it, whatever their capacity; with --policy, submodels that fit.
 Exchanges: T inner steps, N terms of a series, N' of them at random, K products.
 Vectors: q mean slope in y, p and v solutions of the linear system, x_h mean slope in x.
 Few-shot: whether one y for all tasks is needed (--heads shared), or the algorithm is for few-shot
@@ -29,7 +29,11 @@ UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def compare_task(
     experiment: Experiment,
     algorithms: Annotated[
-        str, typer.Option(help="names from `rabo algorithms`, with commas between")
+        str,
+        typer.Option(
+            help="names from `rabo algorithms` with commas between, each with options of its own "
+            "after colons (fedmbo:policy=importance:num_terms=5)"
+        ),
     ] = "rabo,rafbo,fedavg",
     seeds: Annotated[int, typer.Option(help="runs of each algorithm, from --seed on")] = 3,
     baseline: Annotated[
@@ -42,7 +46,7 @@ def compare_task(
 ) -> None:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"compare-{experiment.task}-{stamp}"
-    names = tuple(name.strip() for name in algorithms.split(","))
+    names = split_entries(algorithms)
 
     def work() -> Outcome:
         comparison = Comparison(experiment=experiment, algorithms=names, seeds=seeds)
@@ -92,12 +96,13 @@ class _Watch:
         if console.is_terminal:
             self._live.__exit__(*details)
 
-    def start(self, experiment: Experiment, headline: str, finished: bool) -> None:
-        self.now, self.headline = experiment.algorithm, headline
+    def start(self, entry: str, seed: int, headline: str, finished: bool) -> None:
+        self.now, self.headline = entry, headline
         state = self.states[self.now]
-        number = experiment.seed - self.comparison.experiment.seed + 1
+        number = seed - self.comparison.experiment.seed + 1
         state.seed = f"{number}/{self.comparison.seeds}"
         state.round, state.metric = self.rounds if finished else 0, ""
+        state.cost = Cost()
         if not console.is_terminal:
             done = ": finished before" if finished else ""
             console.print(f"{self.now} · seed {state.seed}{done}", highlight=False)

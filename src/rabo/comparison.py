@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
-from rabo.experiment import Experiment, run
+from rabo.experiment import Experiment, parse_option, run
 from rabo.solve import Round
 from rabo.tasks import Setup
 from rabo.theory.plots import COLOURS, figure_class, label, new_figure, save
@@ -63,27 +64,30 @@ class Comparison:
     seeds: int = 3
 
     def __post_init__(self) -> None:
-        for name in self.algorithms:
-            lookup("algorithm", name, ALGORITHMS)
+        for entry in self.algorithms:
+            lookup("algorithm", split_entry(entry)[0], ALGORITHMS)
         if len(set(self.algorithms)) < max(1, len(self.algorithms)):
             raise ValueError(f"algorithms must differ, got {', '.join(self.algorithms) or 'none'}")
         if self.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {self.seeds}")
         for option in self.experiment.algorithm_options:
-            if not any(option in _options(name) for name in self.algorithms):
+            names = [split_entry(entry)[0] for entry in self.algorithms]
+            if not any(option in _options(name) for name in names):
                 raise ValueError(f"none of {', '.join(self.algorithms)} has an option {option!r}")
 
-    def runs(self) -> Iterator[Experiment]:
+    def runs(self) -> Iterator[tuple[str, Experiment]]:
         """Yield every run, a seed of all algorithms before the next seed.
 
-        An option goes to the algorithms that have it.
+        An option goes to the algorithms that have it, but for one given to an algorithm alone.
         """
         given = self.experiment.algorithm_options
         for k in range(self.seeds):
-            for name in self.algorithms:
-                options = {n: v for n, v in given.items() if n in _options(name)}
+            for entry in self.algorithms:
+                name, own = split_entry(entry)
+                options = {n: v for n, v in given.items() if n in _options(name)} | own
                 seed = self.experiment.seed + k
-                yield replace(self.experiment, algorithm=name, algorithm_options=options, seed=seed)
+                run = replace(self.experiment, algorithm=name, algorithm_options=options, seed=seed)
+                yield entry, run
 
     def as_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))
@@ -95,12 +99,13 @@ def compare(
     *,
     baseline: str | None = None,
     target: float | None = None,
-    on_start: Callable[[Experiment, str, bool], None] = lambda *_: None,
+    on_start: Callable[[str, int, str, bool], None] = lambda *_: None,
     on_round: Callable[[Round], None] = lambda _: None,
 ) -> "Outcome":
     """Run what is missing below out/ALGORITHM/seed-K, then weigh all of it.
 
-    `on_start` hears of every run, what its headline is and whether it is finished already;
+    `on_start` hears of every run (algorithm and seed), what its headline is and whether it is
+    finished already;
     `on_round` hears of its rounds.
     """
     figure_class()  # what is missing should be said before the runs, not after
@@ -108,10 +113,10 @@ def compare(
     lookup("baseline", baseline, dict.fromkeys(comparison.algorithms, 0))
     setup = _refuse_what_cannot_run(comparison)
     _open_folder(comparison, out)
-    for experiment in comparison.runs():
-        where = folder_of(experiment, out)
+    for entry, experiment in comparison.runs():
+        where = folder_of(entry, experiment, out)
         finished = is_finished(where)
-        on_start(experiment, setup.headline, finished)
+        on_start(entry, experiment.seed, setup.headline, finished)
         if not finished:
             shutil.rmtree(where, ignore_errors=True)  # a run cannot be taken up in the middle
             run(experiment, where, on_round)
@@ -120,8 +125,19 @@ def compare(
     return outcome
 
 
-def folder_of(experiment: Experiment, out: Path) -> Path:
-    return out / experiment.algorithm / f"seed-{experiment.seed}"
+def folder_of(entry: str, experiment: Experiment, out: Path) -> Path:
+    return out / re.sub(r"[^\w.=-]+", "-", entry) / f"seed-{experiment.seed}"
+
+
+def split_entries(text: str) -> tuple[str, ...]:
+    """Split "rabo,simfbo:num_local_steps=[1,2]" at the commas between algorithms."""
+    return tuple(entry.strip() for entry in re.split(r",(?![^\[]*\])", text))
+
+
+def split_entry(entry: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of "fedmbo:policy=importance:num_terms=5"."""
+    name, *options = entry.split(":")
+    return name, dict(map(parse_option, options))
 
 
 def is_finished(folder: Path) -> bool:
@@ -135,8 +151,12 @@ def _options(name: str) -> set[str]:
 
 def _refuse_what_cannot_run(comparison: Comparison) -> Setup:
     """Build every algorithm once: what makes no sense on the task is said before anything runs."""
-    setups = [experiment.federation()[1] for experiment in replace(comparison, seeds=1).runs()]
-    return setups[0]
+    first: Setup | None = None
+    for _, experiment in replace(comparison, seeds=1).runs():
+        setup = experiment.federation()[1]
+        first = first or setup
+    assert first is not None  # there is at least one algorithm
+    return first
 
 
 def _open_folder(comparison: Comparison, out: Path) -> None:
@@ -216,8 +236,8 @@ def weigh(
 ) -> "Outcome":
     """Read the folders of all runs and put the algorithms beside each other."""
     folders = {name: [] for name in comparison.algorithms}
-    for experiment in comparison.runs():
-        folders[experiment.algorithm].append(folder_of(experiment, out))
+    for entry, experiment in comparison.runs():
+        folders[entry].append(folder_of(entry, experiment, out))
     curves = {n: [read_curve(f, setup.headline) for f in own] for n, own in folders.items()}
     if target is None:
         target = common_target([c for own in curves.values() for c in own], setup.falls)

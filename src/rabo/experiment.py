@@ -14,6 +14,7 @@ import torch
 from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.errors import lookup
 from rabo.export import save_tensors
+from rabo.masks import Importance
 from rabo.metering import Cost
 from rabo.resources import Budget, Now, check_capacity
 from rabo.runtimes import RUNTIMES, Runtime
@@ -51,9 +52,10 @@ class Experiment:
         setup = task.build(capacities, self.rounds, self.seed, device)
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
-        advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
-        if getattr(kind, "own_policy", None):  # an algorithm that is what its masks are
-            advice.pop("policy", None)
+        advice = dict(setup.options)
+        if getattr(kind, "own_policy", None) or not isinstance(kind().policy, Importance):
+            advice.pop("policy", None)  # it is published with other masks, or none
+        advice |= setup.own_options.get(self.algorithm, {})
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
         algorithm = make_algorithm(self.algorithm, **options)
@@ -174,6 +176,17 @@ def versions() -> dict[str, str]:
     from rabo import __version__
 
     return {"rabo": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, where a value is a number, a list such as [1,2,4], or a word."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"an option must be NAME=VALUE, got {text!r}")
+    try:
+        return name.strip().replace("-", "_"), json.loads(value)
+    except json.JSONDecodeError:
+        return name.strip().replace("-", "_"), value
 
 
 def choose_device(name: str) -> str:

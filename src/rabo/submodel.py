@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from math import prod
 from typing import Literal, NamedTuple, Protocol, TypeGuard
 
@@ -323,7 +323,8 @@ class CoveredMean:
     def __init__(self, like: Params):
         self._like, self._names = like, list(like)
         first = next(iter(like.values()), torch.zeros(0))
-        self._flat = first.new_zeros(sum(v.numel() for v in like.values()))
+        dtype = reduce(torch.promote_types, {v.dtype for v in like.values()}, first.dtype)
+        self._flat = first.new_zeros(sum(v.numel() for v in like.values()), dtype=dtype)
         self._holders = Holders()
         self._positions: dict[Part, Tensor | None] = {}  # of the parts met last
 

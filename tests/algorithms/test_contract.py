@@ -199,6 +199,22 @@ def test_a_run_goes_on_from_a_saved_state_as_if_it_had_not_stopped(name, pause):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_moves_is_what_is_on_record_as_trained(name):
+    session = Session(make(name), problems_of(name))
+    before = session.state
+    after = session.play(2)
+    session.ledger.end()
+    for level in ("x", "y"):
+        moved = False
+        for key, value in getattr(after, level).items():
+            changed = value != getattr(before, level)[key]
+            trained = session.ledger.trained[level].get(key, torch.zeros(()).bool())
+            assert bool((trained | ~changed).all()), (level, key)
+            moved |= bool(changed.any())
+        assert moved == bool(session.ledger.trained[level]), level
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_it_carries_is_shaped_like_x_or_y(name):
     state = Session(make(name), problems_of(name)).play(2)
     shapes = [{k: v.shape for k, v in tree.items()} for tree in (state.x, state.y)]

@@ -135,8 +135,9 @@ def test_submodels_are_trained_too_and_a_missing_client_is_missed_by_nobody(name
     problems = [episodic_problem(seed) for seed in range(2)]
     clients = [rabo.Client(p, 0.5) for p in problems]
     runtime = Deserted(dict(enumerate(problems)))
-    two = rabo.solve(clients, algorithm=name, rounds=2, runtime=runtime)
-    one = rabo.solve(clients[:1], algorithm=name, rounds=2)
+    options = {"algorithm": name, "policy": "importance", "rounds": 2}
+    two = rabo.solve(clients, runtime=runtime, **options)
+    one = rabo.solve(clients[:1], **options)
     assert all(torch.equal(v, one.x[k]) for k, v in two.x.items())
     assert one.coverage["x_trained"] < 0.6
     assert one.relative_cost["multiply_adds"] < 0.6

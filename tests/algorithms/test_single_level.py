@@ -315,6 +315,8 @@ def test_a_round_is_one_exchange_and_travels_what_is_held(name):
         loose = sum(v.numel() for p in (x, y) for v in p.values() if v.dim() == 1)
         assert entries[0].cost.bytes_up == 8 * (sum(n // 4 for n in weights) + loose)
         assert result.relative_cost["multiply_adds"] == pytest.approx(1)
+    elif name == "fedavg":  # published for the full model
+        assert result.relative_cost["multiply_adds"] == pytest.approx(1)
     else:
         assert result.relative_cost["multiply_adds"] < 0.6
 

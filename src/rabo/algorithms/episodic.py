@@ -2,13 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from rabo.algorithms.base import State
 from rabo.algorithms.single_level import SingleLevel
+from rabo.masks import Full, MaskPolicy
 from rabo.problem import BilevelProblem, ClientProblem
 from rabo.tree import Params
 
@@ -16,6 +17,8 @@ from rabo.tree import Params
 @dataclass(frozen=True, kw_only=True)
 class Episodic(SingleLevel):
     """Trains on tasks as they will be met: parts of a batch are (inputs, labels) of some tasks."""
+
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     beta: float | Callable[[int], float] | Literal["auto"] = 0.1
 

@@ -1,7 +1,7 @@
 """Federated minibatch bilevel optimisation with independent chains of Hessian factors (FedMBO)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
+from rabo.masks import Full, MaskPolicy
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task
 from rabo.seeding import stream
@@ -39,7 +40,11 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     Departs from the paper where clients train copies of y, one per task: no other client has such a
     y, so the T steps and the factors stay on the client (2 exchanges). Without anything to relay,
     the client takes the mean over N' itself: the truncated series.
+
+    The server holds a vector in y for every chain: its memory grows with the number of clients.
     """
+
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     paper: ClassVar[str] = (
         "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning, "
@@ -47,7 +52,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     )
     kind: ClassVar[str] = "bilevel, full model"
     exchanges: ClassVar[str] = "T + N' + 2, N' < N at random (2 with copies of y)"
-    vectors: ClassVar[str] = "x, y, q, p"
+    vectors: ClassVar[str] = "x, y, p"
     second_order: ClassVar[bool] = True
 
     def num_exchanges(self, state: State, cohort: Cohort) -> int:
@@ -82,10 +87,14 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         velocity: Params = {}
         for t in range(self.num_inner_steps):
             here = {"x": state.x, "y": state.y} if t == 0 else {"y": state.y}
-            [q] = ask.mean(inner_slope, here, "q")
-            velocity = self.accelerate(velocity, q.mean())
+            [slope] = ask.mean(self.inner_slope, here, "y")
+            velocity = self.accelerate(velocity, slope.mean())
             state = replace(state, y=minus(state.y, velocity, state.scalars["beta"]))
         return state
+
+    def inner_slope(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_y g_i, which moves y."""
+        return Reply({"y": inner_slope(task, local).arrays["q"]})
 
     def _relayed(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
         """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""

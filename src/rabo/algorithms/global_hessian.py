@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rabo.algorithms.base import Cuts, State
 from rabo.hypergradients.linearisation import (
+    Exact,
     HypergradientEstimator,
     ImplicitEstimator,
     Linearisation,
@@ -77,7 +78,10 @@ class GlobalHessian:
         if "system" not in local.memory:
             batch = local.draw(task, "outer")
             x, y = local.memory["x"], local.memory["y"]
-            local.memory["system"] = self._implicit.linearise(local.problem, x, y, batch)
+            system = self._implicit.linearise(local.problem, x, y, batch)
+            if isinstance(system, Exact):
+                system.build()  # now, so that every product that follows costs the same
+            local.memory["system"] = system
         return local.memory["system"]
 
     def _ask(

@@ -1,7 +1,7 @@
 """Local steps on x, y and v at once, v following [∇²_yy g]⁻¹∇_y f by steps of its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import minus
 from rabo.hypergradients.linearisation import Exact, View
+from rabo.masks import Full, MaskPolicy
 from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task
 from rabo.submodel import CoveredMean
@@ -41,6 +42,8 @@ def directions(problem: BilevelProblem, at: Triple, batch: Batch) -> Triple:
 @dataclass(frozen=True, kw_only=True)
 class Simultaneous(OuterLevel):
     """One loop for x, y and v: steps α for x, β for y and for v."""
+
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     needs_one_y: ClassVar[bool] = True
     normalised: ClassVar[bool] = False  # whether clients send means in place of sums

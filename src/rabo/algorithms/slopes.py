@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rabo.hypergradients.linearisation import Exact, View, gradient
+from rabo.hypergradients.linearisation import Exact, View, gradient, one_realisation
 from rabo.problem import Batch
 from rabo.runtimes.base import Local, Reply, Task
 from rabo.tree import Params, as_leaves, as_tree, flatten, leaves
@@ -50,15 +50,22 @@ def fresh_batch(task: Task, local: Local) -> Batch:
     return local.draw(task, number)
 
 
+def sees_again(local: Local, batch: Batch) -> bool:
+    """Say whether all answers of the round are computed on this batch."""
+    return local.problem.redraw == "round" or batch is getattr(local.problem, "data", None)
+
+
 def inner_slope_at(local: Local, y: Params, batch: Batch) -> Params:
     """Return ∇_y g_i; features of the same data serve the whole round."""
-    memory = local.memory
-    if "features" not in memory or memory["data"] is not batch.inner:
-        memory["data"] = batch.inner
-        with torch.no_grad():
-            memory["features"] = local.problem.features(memory["x"], batch.inner)
-    y = as_leaves(y)
-    loss = local.problem.inner(memory["features"], y, batch.inner)
+    features = local.memory.get("features")
+    with one_realisation(local.problem, torch.default_generator.initial_seed()):
+        if features is None:
+            with torch.no_grad():
+                features = local.problem.features(local.memory["x"], batch.inner)
+            if sees_again(local, batch):
+                local.memory["features"] = features
+        y = as_leaves(y)
+        loss = local.problem.inner(features, y, batch.inner)
     return dict(zip(y, gradient(loss, leaves(y)), strict=True))
 
 
@@ -70,15 +77,19 @@ def outer_slope_at(local: Local, x: Params, y: Params, batch: Batch) -> Params:
 
 def system_at(task: Task, local: Local) -> Exact:
     """Return the linearised problem on a fresh batch; its graph serves again for the same data."""
-    memory = local.memory
+    memory, batch = local.memory, fresh_batch(task, local)
     x, y = point(task, local)
-    here: tuple[Any, ...] = (fresh_batch(task, local), x, y)
-    known: tuple[Any, ...] = memory.get("linearised_at", ())
-    if "system" not in memory or any(a is not b for a, b in zip(here, known, strict=True)):
-        memory.pop("system", None)  # two graphs are never held at a time
-        memory["linearised_at"] = here
-        memory["system"] = Exact(View(local.problem, x, y, here[0]))
-    return memory["system"]
+    here: tuple[Any, ...] = (x, y)
+    known: tuple[Any, ...] = memory.get("linearised_at", (None, None))
+    again = sees_again(local, batch)
+    if "system" in memory and again and all(a is b for a, b in zip(here, known, strict=True)):
+        return memory["system"]
+    memory.pop("system", None)  # two graphs are never held at a time
+    system = Exact(View(local.problem, x, y, batch))
+    if again:
+        memory.update(linearised_at=here, system=system)
+        system.build()  # now, so that every product that follows costs the same
+    return system
 
 
 def minus(a: Params, b: Params, factor: Any = 1.0) -> dict[str, Any]:

@@ -47,8 +47,9 @@ class Recorded:
         if isinstance(local, _StaticLocal):
             try:
                 recording = local.recording(work, task)
-                if recording is not None:
-                    return recording.start(task)
+                started = recording and recording.start(task)
+                if started:
+                    return started
             except Exception as error:
                 raise ClientError(client, task.round, work.__name__, error) from error
         reply = perform(work, task, local, self._meter)
@@ -134,6 +135,7 @@ class _StaticLocal(Local):
     used: dict[str | int, None] = field(default_factory=dict)  # purposes that work drew for
     has_drawn_itself: bool = False  # numbers that a recording would repeat
     is_loaded: bool = False  # this round's data are in their places
+    has_changing_batches: bool = False  # whose shapes a recording cannot follow
 
     def draw(self, task: Task, purpose: str | int) -> Batch:
         purpose = purpose if self.problem.redraw == "step" else "round"
@@ -142,28 +144,34 @@ class _StaticLocal(Local):
             return self.drawn[purpose].batch
         with _reading_allowed():
             if purpose not in self.drawn:
-                new, again = (self._fresh(task, purpose) for _ in range(2))
-                pairs = zip(leaves(new), leaves(again), strict=True)
-                constant = all(a.data_ptr() == b.data_ptr() for a, b in pairs)
-                self.drawn[purpose] = _Batches(new, constant, task.round)
-            self.refresh(task, purpose)
+                new = self._fresh(task, purpose)
+                constant = new is getattr(self.problem, "data", None)
+                own = new if constant else map_leaves(torch.clone, new)
+                self.drawn[purpose] = _Batches(own, constant, task.round)
+            if not self.refresh(task, purpose):
+                return self._fresh(task, purpose)
         return self.drawn[purpose].batch
 
     def stream(self, task: Task, purpose: str | int) -> Generator:
         self.has_drawn_itself = True
         return super().stream(task, purpose)
 
-    def refresh(self, task: Task, purpose: str | int) -> None:
-        """Fill a static batch with this round's data."""
+    def refresh(self, task: Task, purpose: str | int) -> bool:
+        """Fill a static batch with this round's data; say whether it has the shape for that."""
         held = self.drawn[purpose]
         if held.round != task.round and not held.constant:
-            copy_tree(held.batch, self._fresh(task, purpose))
+            new = self._fresh(task, purpose)
+            if shapes(new) != shapes(held.batch):
+                self.has_changing_batches = True
+                return False
+            copy_tree(held.batch, new)
         held.round = task.round
+        return True
 
     def recording(self, work: Work, task: Task) -> "_Recording | None":
         """Return a recording of work that has been measured, made now if there is none."""
         key = _key(work, task)
-        if key not in self.costs or not only_tensors(self.memory):
+        if key not in self.costs or self.has_changing_batches or not only_tensors(self.memory):
             return None
         # memory that other work left must be what it was when this was recorded
         whole = (key, id(getattr(work, "__self__", None)), *sorted(map(id, self.memory.values())))
@@ -189,10 +197,10 @@ class _Recording:
     player: "_GraphPlayer | _Rerun"
     cost: Cost
 
-    def start(self, task: Task) -> _Started:
-        """Load this round's inputs and let it run."""
-        for purpose in self.purposes:
-            self.local.refresh(task, purpose)
+    def start(self, task: Task) -> _Started | None:
+        """Load this round's inputs and let it run; None if they have other shapes."""
+        if not all(self.local.refresh(task, purpose) for purpose in self.purposes):
+            return None
         copy_tree(self.task.arrays, task.arrays)
         for name, value in self.task.scalars.items():
             value.fill_(task.scalars[name])  # type: ignore[attr-defined]

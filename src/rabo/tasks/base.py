@@ -29,6 +29,19 @@ class Setup:
     export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
 
 
+def equal_steps(num_steps: int) -> dict[str, dict[str, Any]]:
+    """Give algorithms that nest or merge their steps as many gradients of g a round as others."""
+    nested = {
+        "num_inner_steps": max(1, num_steps // 5),
+        "num_local_steps": min(5, num_steps),
+    }
+    merged = {"num_local_steps": num_steps}
+    return {
+        **dict.fromkeys(("fednest", "aggitd"), nested),
+        **dict.fromkeys(("simfbo", "shrofbo", "fedbio", "fedbioacc"), merged),
+    }
+
+
 class Task(Protocol):
     """A frozen dataclass whose fields are the options of `rabo run TASK`."""
 

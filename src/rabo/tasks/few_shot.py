@@ -27,7 +27,7 @@ from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.solve import Client
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
-from rabo.tasks.base import Setup
+from rabo.tasks.base import Setup, equal_steps
 from rabo.tasks.pictures import draw_tasks
 from rabo.tree import Params
 
@@ -81,7 +81,11 @@ class FewShotTask:
         options = {"num_inner_steps": 20, "momentum": 0.8, "alpha": 0.3}
         # x too, of whose curvature beta="auto" knows nothing; chosen on validation alphabets
         joint = {"levels": "both", "beta": 0.1, "momentum": 0.9, "num_inner_steps": 5}
-        own = {**dict.fromkeys(SINGLE_LEVEL, joint), "dist-maml": {**joint, "adapt_rate": 2.0}}
+        own = {
+            **equal_steps(20),
+            **dict.fromkeys(SINGLE_LEVEL, joint),
+            "dist-maml": {**joint, "adapt_rate": 2.0},
+        }
         judge = _Judge(self, problem, test, seed)
         setup = Setup(
             clients, judge, "accuracy", options, own, evaluate_every=20, finish=judge.draw

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import ClientError
-from rabo.experiment import Experiment, run
+from rabo.experiment import Experiment, recorded_experiment, resume, run
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
 from rabo.solve import Result, Round
@@ -74,6 +74,10 @@ def run_task(
         ),
     ] = "auto",
     evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(help="rounds between checkpoints; by default as often as costs 5 % of time"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
 ) -> None:
     given = {
@@ -98,13 +102,38 @@ def run_task(
         device=device,
         runtime=runtime,
         evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
     )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{task}-{algorithm}-{stamp}"
     console.print(f"{task} · {algorithm}: making data and clients", highlight=False)
     with _progress(f"{task} · {algorithm}", rounds) as show:
-        result = _guarded(lambda: run(experiment, folder, show), folder)
+        result = _guarded(lambda: run(experiment, folder, show), folder, _how_to_resume(folder))
     _print_result(result, folder)
+
+
+@app.command("resume")
+def resume_run(
+    folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
+    rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    experiment = _guarded(lambda: recorded_experiment(folder, rounds), folder)
+    title = f"{experiment.task} · {experiment.algorithm}"
+    console.print(f"{title}: making data and clients", highlight=False)
+    with _progress(title, experiment.rounds) as show:
+        result = _guarded(
+            lambda: resume(experiment, folder, show, _say), folder, _how_to_resume(folder)
+        )
+    _print_result(result, folder)
+
+
+def _how_to_resume(folder: Path) -> str:
+    return f"; to go on: rabo resume {folder}"
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _number(name: str, text: str) -> float:
@@ -114,7 +143,7 @@ def _number(name: str, text: str) -> float:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
 
 
-def _guarded(work: Callable[[], Any], folder: Path) -> Any:
+def _guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
     """Turn what a user can mend into one line, and keep what was reached."""
 
     def stop(*_: Any) -> None:
@@ -125,7 +154,11 @@ def _guarded(work: Callable[[], Any], folder: Path) -> Any:
     try:
         return work()
     except KeyboardInterrupt:
-        errors.print(f"[yellow]interrupted[/]: the rounds so far are in {folder}", highlight=False)
+        errors.print(
+            f"[yellow]interrupted[/]: the rounds so far are in {folder}{advice}",
+            highlight=False,
+            soft_wrap=True,
+        )
         raise typer.Exit(130) from None
     except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
         errors.print(f"[red]error[/]: {error}", highlight=False, soft_wrap=True)
@@ -157,7 +190,7 @@ class _progress:  # noqa: N801 - used like a function
 
     def show(self, done: Round) -> None:
         text = "  ".join(f"{name} {value:.4g}" for name, value in list(done.metrics.items())[:3])
-        self.bar.update(self.task, advance=1, metrics=text)
+        self.bar.update(self.task, completed=done.round + 1, metrics=text)
         if not console.is_terminal and (done.round + 1) % max(1, self.rounds // 10) == 0:
             console.print(f"round {done.round + 1}/{self.rounds}  {text}", highlight=False)
 

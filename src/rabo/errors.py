@@ -15,6 +15,10 @@ class UnsupportedModelError(ValueError):
     """A model whose channels cannot be cut without changing what it computes."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be gone on from; says why."""
+
+
 class ClientError(RuntimeError):
     """Work failed on a client; says which client, in which round, at what."""
 

@@ -36,6 +36,15 @@ class Coverage(NamedTuple):
     mask_noise: float  # w: max_i ‖θ − θ⊙m_i‖ / ‖θ‖
 
 
+class Books(NamedTuple):
+    """What a ledger carries from round to round."""
+
+    total: Cost
+    by_phase: Mapping[str, Cost]
+    trained: Mapping[Level, Params]  # which entries, ever
+    minimum: Mapping[Level, int | None]  # C*
+
+
 @dataclass
 class Ledger:
     """Counts bytes exactly from what travels, adds up what clients measured, follows coverage."""
@@ -106,6 +115,18 @@ class Ledger:
             "x_trained": self._fraction("x"),
             "y_trained": self._fraction("y"),
         }
+
+    def books(self) -> Books:
+        """Return what was booked so far; call it between two rounds."""
+        trained: dict[Level, Params] = {level: dict(tree) for level, tree in self.trained.items()}
+        return Books(self.total, dict(self.by_phase), trained, dict(self.minimum))
+
+    def reopen(self, books: Books, x: Params, y: Params) -> None:
+        """Go on from books of the same run, with the full model they were closed on."""
+        self.begin(x, y)
+        self.total, self.by_phase = books.total, dict(books.by_phase)
+        self.trained = {level: dict(tree) for level, tree in books.trained.items()}
+        self.minimum = dict(books.minimum)
 
     def ever_trained(self, level: Level, params: Params) -> dict[str, Tensor]:
         """Return parameters with zeros where nobody has ever trained them.

@@ -253,6 +253,8 @@ class ClientProblem:
         return self._see(1, y)(*inputs)
 
     def restrict(self, cut: Cut) -> "ClientProblem":
+        if isinstance(cut.x, Submodel) or isinstance(cut.y, Submodel):
+            self.problem.definition.narrowed(cut)  # now, so that no work is charged for it
         return replace(self, cut=cut)
 
     @property

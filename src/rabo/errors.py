@@ -19,6 +19,14 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from; says why."""
 
 
+class ReplyError(ValueError):
+    """A reply that must not be used; says why."""
+
+
+class TooFewRepliesError(RuntimeError):
+    """So few clients answered that a round is given up."""
+
+
 class ClientError(RuntimeError):
     """Work failed on a client; says which client, in which round, at what."""
 

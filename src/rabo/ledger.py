@@ -78,6 +78,8 @@ class Ledger:
                 yield client, task
 
         for client, reply in self.runtime.map(work, watched()):
+            if reply.fault is not None:  # nobody has dealt with it
+                raise reply.fault
             round, cut, down, kind = sent[client]
             up = _num_bytes(reply.arrays, cut)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
@@ -87,6 +89,10 @@ class Ledger:
             if "y" in reply.arrays:
                 self._parts["y"][cut.y] += 1
             yield client, reply
+
+    def void(self) -> None:
+        """Count nothing that was trained in the round under way; what it has cost stays."""
+        self._parts = {"x": Counter(), "y": Counter()}
 
     def end(self) -> dict[Level, Coverage]:
         """Close the round and say what it covered."""

@@ -1,6 +1,7 @@
 """Run an algorithm over clients: the one function most users call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import ceil
@@ -10,14 +11,14 @@ import torch
 
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
-from rabo.errors import lookup
+from rabo.errors import TooFewRepliesError, lookup
 from rabo.hypergradients import ESTIMATORS
 from rabo.ledger import Books, Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
-from rabo.runtimes import InProcess, Runtime
+from rabo.runtimes import Fault, Guarded, InProcess, Runtime, Tolerance
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -61,6 +62,8 @@ class Round:
     coverage: Mapping[Level, Coverage]
     present: Mapping[int, float]  # client -> width
     absent: Mapping[int, str]  # client -> why
+    faults: Sequence[Fault] = ()  # answers that were not used
+    skipped: str = ""  # why the round was given up, if it was
     entries: Sequence[Any] = field(repr=False, default=())
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,6 +74,8 @@ class Round:
             "coverage": {level: c._asdict() for level, c in self.coverage.items()},
             "present": {str(client): width for client, width in self.present.items()},
             "absent": {str(client): why for client, why in self.absent.items()},
+            "faults": [fault._asdict() for fault in self.faults],
+            "skipped": self.skipped,
         }
 
     @classmethod
@@ -83,6 +88,8 @@ class Round:
             {level: Coverage(**line["coverage"][level]) for level in ("x", "y")},
             {int(client): width for client, width in line["present"].items()},
             {int(client): why for client, why in line["absent"].items()},
+            [Fault(**fault) for fault in line["faults"]],
+            line["skipped"],
         )
 
 
@@ -136,6 +143,7 @@ class Federation:
         evaluate: Evaluate | None = None,
         evaluate_every: int = 1,
         runtime: Runtime | None = None,
+        tolerance: Tolerance | None = None,
     ):
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
@@ -150,7 +158,11 @@ class Federation:
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
         problems = {i: client.problem for i, client in self.clients.items()}
-        self.ledger = Ledger(runtime or InProcess(problems))
+        self.tolerance = tolerance or Tolerance()
+        self._guard = Guarded(
+            runtime or InProcess(problems), self.state.x, self.state.y, self.tolerance
+        )
+        self.ledger = Ledger(self._guard)
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
         self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
@@ -217,25 +229,44 @@ class Federation:
             return
         self.ledger.begin(self.state.x, self.state.y)
         cohort = Cohort(self.channels, present)
-        self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
+        with suppress(TooFewRepliesError):  # then it is measured when it is needed
+            self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
 
     def _round(self, last: int) -> Round:
         number = self.state.round
         present, absent = self._roll_call()
         self.ledger.begin(self.state.x, self.state.y)
-        scalars: dict[str, float] = {}
-        if present:
-            cohort = Cohort(self.channels, present)
-            self.state = self.algorithm.round(self.state, cohort, self.ledger)
-        else:
-            self.state = replace(self.state, round=number + 1)
+        skipped = self._play(present)
         coverage = self.ledger.end()
         self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        scalars = self.ledger.scalars()
         if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
-            scalars |= dict(self.evaluate(self.state, self.ledger))
-        scalars |= self.ledger.scalars()
-        entries = tuple(self.ledger.entries)
-        return Round(number, scalars, self.ledger.round_cost(), coverage, present, absent, entries)
+            scalars = {**self.evaluate(self.state, self.ledger), **scalars}
+        return Round(
+            number,
+            scalars,
+            self.ledger.round_cost(),
+            coverage,
+            present,
+            absent,
+            self._guard.take_faults(),
+            skipped,
+            tuple(self.ledger.entries),
+        )
+
+    def _play(self, present: Mapping[int, float]) -> str:
+        """Let the algorithm do its round, or say why it was given up and the state stays."""
+        least = self.tolerance.min_replies
+        try:
+            if len(present) < least:
+                raise TooFewRepliesError(f"{len(present)} clients take part, {least} must")
+            cohort = Cohort(self.channels, present)
+            self.state = self.algorithm.round(self.state, cohort, self.ledger)
+        except TooFewRepliesError as error:
+            self.ledger.void()
+            self.state = replace(self.state, round=self.state.round + 1)
+            return str(error)
+        return ""
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
         """Say who takes part in this round and how wide, and who sits it out and why."""
@@ -304,6 +335,7 @@ def solve(
     evaluate_every: int = 1,
     on_round: Callable[[Round], None] | None = None,
     runtime: Runtime | None = None,
+    tolerance: Tolerance | None = None,
     **options: Any,
 ) -> Result:
     """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
@@ -314,6 +346,7 @@ def solve(
         evaluate=evaluate,
         evaluate_every=evaluate_every,
         runtime=runtime,
+        tolerance=tolerance,
     )
     history = []
     for done in federation.run(rounds):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -35,6 +36,10 @@ class Part(Protocol):
 
     def held(self) -> dict[str, Tensor]:
         """Return 1 where an entry is held and 0 elsewhere, broadcastable to the full tensors."""
+        ...
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors the client computes with."""
         ...
 
     def num_entries(self) -> int: ...
@@ -73,15 +78,15 @@ class Submodel:
     def held(self) -> dict[str, Tensor]:
         return {name: self._held(name) for name in self.shapes}
 
-    def num_entries(self) -> int:
-        total = 0
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        found = {}
         for name, shape in self.shapes.items():
             kept = self.index.get(name, {})
-            size = 1
-            for dim, full in enumerate(shape):
-                size *= len(kept[dim]) if dim in kept else full
-            total += size
-        return total
+            found[name] = tuple(len(kept[d]) if d in kept else n for d, n in enumerate(shape))
+        return found
+
+    def num_entries(self) -> int:
+        return sum(map(prod, self.tensor_shapes().values()))
 
     def num_bytes(self, part: Params) -> int:
         return num_bytes(part)
@@ -151,6 +156,9 @@ class ElementMask:
 
     def held(self) -> dict[str, Tensor]:
         return {name: mask.to(torch.int32) for name, mask in self.mask.items()}
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(mask.shape) for name, mask in self.mask.items()}
 
     def num_entries(self) -> int:
         return sum(int(mask.sum()) for mask in self.mask.values())

@@ -3,7 +3,7 @@
 from rabo.algorithms.base import Cuts, State, spread
 from rabo.curvature import lanczos
 from rabo.hypergradients.linearisation import Difference, View, check_loss
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 
 NUM_PRODUCTS = 10
 
@@ -21,6 +21,7 @@ def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> 
     return max(found, default=0.0)
 
 
+@answers(scalars=("largest_curvature", "smallest_curvature"))
 def measure_curvature(task: Task, local: Local) -> Reply:
     """On the client: l_{g,1} and μ_g of its submodel, without second derivatives."""
     problem = local.problem

@@ -15,7 +15,7 @@ from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_sl
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
 from rabo.problem import BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
 from rabo.submodel import CoveredMean
 from rabo.tree import Params
@@ -138,6 +138,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         for k, j in met.items():
             yield k, {"p": ask.cuts[k].y.extract(chains[j])}
 
+    @answers("x")
     def pull_back(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
         return Reply({"x": pull_back(task, local).arrays["x_h"]})
@@ -147,6 +148,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 
+    @answers("x", scalars=("residual",))
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")

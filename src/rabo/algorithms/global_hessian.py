@@ -11,7 +11,7 @@ from rabo.hypergradients.linearisation import (
     ImplicitEstimator,
     Linearisation,
 )
-from rabo.runtimes.base import Local, Reply, Runtime, Task, Work
+from rabo.runtimes.base import Local, Reply, Runtime, Task, Work, answers
 from rabo.submodel import CoveredMean
 from rabo.tree import Params, as_tree, flatten, leaves
 
@@ -55,6 +55,7 @@ class GlobalHessian:
     def _implicit(self) -> ImplicitEstimator:
         return cast(ImplicitEstimator, self.hypergradient)
 
+    @answers("slope")
     def outer_slope(self, task: Task, local: Local) -> Reply:
         """On the client: linearise at y_{q+1}, answer ∇_y f_i."""
         if local.problem.copies > 1:
@@ -62,11 +63,13 @@ class GlobalHessian:
         local.memory["y"] = task.arrays["y"]
         return _reply(self._system(task, local).rhs, local)
 
+    @answers("slope")
     def hessian_product(self, task: Task, local: Local) -> Reply:
         """On the client: ∇²_yy g_i·v."""
         system = self._system(task, local)
         return _reply(system.product(flatten(leaves(task.arrays["v"]))), local)
 
+    @answers("x", scalars=("residual",))
     def pull_back(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_i − ∇²_xy g_i·v."""
         system = self._system(task, local)

@@ -13,7 +13,7 @@ from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.submodel import CoveredMean
 from rabo.tree import Params, as_leaves, leaves
 
@@ -121,6 +121,7 @@ class InnerLevel(Calibrated):
         for client, cut in cuts.items():
             yield client, Task(self.seed, state.round, cut, {"x": x(client), "y": y(client)}, beta)
 
+    @answers("y")
     def update_inner(self, task: Task, local: Local) -> Reply:
         """Lines 6-10, on the client: T steps on the submodel, then the way it went.
 

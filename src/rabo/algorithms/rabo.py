@@ -9,7 +9,7 @@ from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.submodel import CoveredMean
 
 
@@ -77,6 +77,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         )
         return runtime.map(self.estimate_outer, tasks)
 
+    @answers("x", scalars=("residual",))
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])

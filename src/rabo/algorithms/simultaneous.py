@@ -12,7 +12,7 @@ from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import minus
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Task
+from rabo.runtimes.base import Local, Reply, Task, answers
 from rabo.submodel import CoveredMean
 from rabo.tree import Params, as_tree, flatten, leaves
 
@@ -63,6 +63,7 @@ class Simultaneous(OuterLevel):
             self.take_steps, vectors, *vectors, scalars=self.sizes(state), num_steps=num_steps
         )
 
+    @answers(*Triple._fields)
     def take_steps(self, task: Task, local: Local) -> Reply:
         """On the client: τ_i steps, then q_i = Σ_k (slope of step k), over τ_i if normalised."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))

@@ -11,7 +11,7 @@ LAYERS = [
     ["tree", "seeding", "errors"],
     ["channels", "metering", "curvature", "export", "models", "data"],
     ["submodel", "resources"],
-    ["compact"],
+    ["compact", "aggregation"],
     ["discovery"],
     ["problem"],
     ["masks", "hypergradients"],

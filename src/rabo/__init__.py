@@ -1,5 +1,6 @@
 """Federated bilevel optimisation on submodels that fit each client."""
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "RABO",
     "RAFBO",
+    "Aggregate",
     "Batch",
     "BilevelProblem",
     "Budget",

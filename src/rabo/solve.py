@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
 from rabo.errors import TooFewRepliesError, lookup
@@ -144,6 +145,7 @@ class Federation:
         evaluate_every: int = 1,
         runtime: Runtime | None = None,
         tolerance: Tolerance | None = None,
+        aggregate: Aggregate | None = None,
     ):
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
@@ -158,7 +160,7 @@ class Federation:
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
         problems = {i: client.problem for i, client in self.clients.items()}
-        self.tolerance = tolerance or Tolerance()
+        self.tolerance, self.aggregate = tolerance or Tolerance(), aggregate or Aggregate()
         self._guard = Guarded(
             runtime or InProcess(problems), self.state.x, self.state.y, self.tolerance
         )
@@ -228,7 +230,7 @@ class Federation:
         if not present:
             return
         self.ledger.begin(self.state.x, self.state.y)
-        cohort = Cohort(self.channels, present)
+        cohort = Cohort(self.channels, present, self.aggregate)
         with suppress(TooFewRepliesError):  # then it is measured when it is needed
             self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
 
@@ -260,7 +262,7 @@ class Federation:
         try:
             if len(present) < least:
                 raise TooFewRepliesError(f"{len(present)} clients take part, {least} must")
-            cohort = Cohort(self.channels, present)
+            cohort = Cohort(self.channels, present, self.aggregate)
             self.state = self.algorithm.round(self.state, cohort, self.ledger)
         except TooFewRepliesError as error:
             self.ledger.void()
@@ -336,6 +338,7 @@ def solve(
     on_round: Callable[[Round], None] | None = None,
     runtime: Runtime | None = None,
     tolerance: Tolerance | None = None,
+    aggregate: Aggregate | None = None,
     **options: Any,
 ) -> Result:
     """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
@@ -347,6 +350,7 @@ def solve(
         evaluate_every=evaluate_every,
         runtime=runtime,
         tolerance=tolerance,
+        aggregate=aggregate,
     )
     history = []
     for done in federation.run(rounds):

@@ -1,5 +1,6 @@
 """Submodels as really smaller tensors, and the mean over the clients that held an entry."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -218,35 +219,32 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
     return Cut(halves["x"], halves["y"], dict(kept))
 
 
-class CoveredMean:
-    """A running sum and a count: the mean over the clients that hold an entry (lines 12-20).
+class Covered(ABC):
+    """One value for every entry from the clients that hold it, and how many they are."""
 
-    Of every reply only the sum is kept, so its memory does not grow with the number of clients.
-    """
+    def __init__(self) -> None:
+        self.times: Counter[Part] = Counter()
 
-    def __init__(self, like: Params):
-        self.total = {name: torch.zeros_like(value) for name, value in like.items()}
-        self._times: Counter[Part] = Counter()
-
+    @abstractmethod
     def add(self, part: Part, values: Params) -> None:
-        part.add_to(self.total, values)
-        self._times[part] += 1
+        """Take in what one client has answered."""
+
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """Return the mean, or what stands for it, where somebody answered, and zero elsewhere."""
+
+    @abstractmethod
+    def sum(self) -> dict[str, Tensor]:
+        """Return the mean times the number of clients that hold an entry."""
 
     @cached_property
     def count(self) -> dict[str, Tensor]:
         """How many clients hold each entry (C^k), broadcastable; call it when all have answered."""
         count: dict[str, Tensor] = {}
-        for part, times in self._times.items():
+        for part, times in self.times.items():
             for name, held in part.held().items():
                 count[name] = count[name] + times * held if name in count else times * held
         return count
-
-    def mean(self) -> dict[str, Tensor]:
-        """Return the mean where somebody answered, and zero elsewhere."""
-        return {
-            name: total / self.count[name].clamp(min=1) if name in self.count else total
-            for name, total in self.total.items()
-        }
 
     def step(self, full: Params, size: float) -> dict[str, Tensor]:
         """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
@@ -254,3 +252,27 @@ class CoveredMean:
             name: full[name] - size * mean if name in self.count else full[name]
             for name, mean in self.mean().items()
         }
+
+
+class CoveredMean(Covered):
+    """A running sum and a count: the mean over the clients that hold an entry (lines 12-20).
+
+    Of every reply only the sum is kept, so its memory does not grow with the number of clients.
+    """
+
+    def __init__(self, like: Params):
+        super().__init__()
+        self.total = {name: torch.zeros_like(value) for name, value in like.items()}
+
+    def add(self, part: Part, values: Params) -> None:
+        part.add_to(self.total, values)
+        self.times[part] += 1
+
+    def mean(self) -> dict[str, Tensor]:
+        return {
+            name: total / self.count[name].clamp(min=1) if name in self.count else total
+            for name, total in self.total.items()
+        }
+
+    def sum(self) -> dict[str, Tensor]:
+        return self.total

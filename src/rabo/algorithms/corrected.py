@@ -7,7 +7,7 @@ from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import fresh_batch, inner_slope_at, minus, outer_slope_at
 from rabo.runtimes.base import Local, Reply, Task, answers
-from rabo.submodel import CoveredMean
+from rabo.submodel import Covered
 from rabo.tree import Params
 
 
@@ -22,7 +22,7 @@ class CorrectedSteps(OuterLevel):
         if self.num_local_steps < 1:
             raise ValueError(f"num_local_steps must be at least 1, got {self.num_local_steps}")
 
-    def step_inner(self, state: State, ask: Exchanges, q: Params) -> CoveredMean:
+    def step_inner(self, state: State, ask: Exchanges, q: Params) -> Covered:
         """One exchange: how far y moves on average, y − avg y_i."""
         scalars = {"beta": state.scalars["beta"]}
         [moved] = ask.mean(self.correct_inner, {"q": q}, "y", scalars=scalars)

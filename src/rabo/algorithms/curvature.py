@@ -9,7 +9,7 @@ NUM_PRODUCTS = 10
 
 
 def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> float:
-    """Return l_{g,1}: the largest over the clients that answer, zero if none does."""
+    """Return l_{g,1}: the largest that counts of those who answer, zero if nobody does."""
     x, y = cuts.extract("x", state.x), cuts.extract("y", state.y)
     tasks = (
         (client, Task(seed, state.round, cut, {"x": x(client), "y": y(client)}))
@@ -18,7 +18,7 @@ def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> 
     found = [
         reply.scalars["largest_curvature"] for _, reply in runtime.map(measure_curvature, tasks)
     ]
-    return max(found, default=0.0)
+    return cuts.aggregate.largest(found) if found else 0.0
 
 
 @answers(scalars=("largest_curvature", "smallest_curvature"))

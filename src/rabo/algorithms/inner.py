@@ -14,7 +14,6 @@ from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.submodel import CoveredMean
 from rabo.tree import Params, as_leaves, leaves
 
 
@@ -109,7 +108,7 @@ class InnerLevel(Calibrated):
     def train_inner(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, set[int]]:
         """Lines 6-20: y_{q+1}, and the clients that took part."""
         state = self.with_beta(state, cuts, runtime)
-        moved, answered = CoveredMean(state.y), set()
+        moved, answered = cuts.aggregate.begin(state.y), set()
         for client, reply in runtime.map(self.update_inner, self._inner_tasks(state, cuts)):
             moved.add(cuts[client].y, reply.arrays["y"])  # lines 6-10
             answered.add(client)

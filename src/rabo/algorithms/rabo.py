@@ -10,7 +10,6 @@ from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.submodel import CoveredMean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         cuts = Cuts(self.policy, state, cohort, self.seed)  # lines 4-5
         state, answered = self.train_inner(state, cuts, runtime)  # lines 6-20
         if state.round >= self.warm_up:
-            slope = CoveredMean(state.x)
+            slope = cuts.aggregate.begin(state.x)
             for client, reply in self._hypergradients(state, cuts, answered, runtime):
                 slope.add(cuts[client].x, reply.arrays["x"])  # lines 21-24
             state = self.move_outer(state, slope, self.alpha)  # lines 25-33

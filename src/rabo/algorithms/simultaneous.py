@@ -13,7 +13,7 @@ from rabo.algorithms.slopes import minus
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, answers
-from rabo.submodel import CoveredMean
+from rabo.submodel import Covered
 from rabo.tree import Params, as_tree, flatten, leaves
 
 
@@ -56,7 +56,7 @@ class Simultaneous(OuterLevel):
 
     def gather(
         self, state: State, ask: Exchanges, num_steps: Callable[[int], int]
-    ) -> list[CoveredMean]:
+    ) -> list[Covered]:
         """One exchange: the mean over clients of their slopes in x, y and v."""
         vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
         return ask.mean(
@@ -76,7 +76,7 @@ class Simultaneous(OuterLevel):
         sums = total._asdict().items()
         return Reply({name: {k: t / weight for k, t in q.items()} for name, q in sums})
 
-    def move(self, state: State, slopes: list[CoveredMean], scale: float) -> State:
+    def move(self, state: State, slopes: list[Covered], scale: float) -> State:
         """Step on x, y and v with sizes scale·(α, β, β)."""
         x, y, v = slopes
         if state.round >= self.warm_up:

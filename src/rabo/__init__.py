@@ -15,7 +15,7 @@ from rabo.hypergradients import (
 from rabo.masks import Full, Importance, Magnitude, Random, Rolling, Segments, Static
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
-from rabo.runtimes import Tolerance
+from rabo.runtimes import Privacy, Tolerance
 from rabo.solve import Client, Federation, Result, Round, solve
 
 __version__ = "0.1.0"
@@ -39,6 +39,7 @@ __all__ = [
     "Magnitude",
     "Neumann",
     "NonFiniteError",
+    "Privacy",
     "Problem",
     "Random",
     "Result",

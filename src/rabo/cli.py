@@ -78,6 +78,25 @@ def run_task(
         int | None,
         typer.Option(help="rounds between checkpoints; by default as often as costs 5 % of time"),
     ] = None,
+    on_fault: Annotated[
+        str, typer.Option(help="what a client's failure does: raise, or drop (the round goes on)")
+    ] = "raise",
+    min_replies: Annotated[
+        int, typer.Option(help="replies an exchange must have, or its round is given up")
+    ] = 1,
+    max_norm: Annotated[
+        float | None, typer.Option(help="largest norm of a reply that is used")
+    ] = None,
+    aggregate: Annotated[
+        str, typer.Option(help="mean, median or trimmed, per entry over the clients that hold it")
+    ] = "mean",
+    trim: Annotated[float, typer.Option(help="share that is trimmed from each end")] = 0.1,
+    clip: Annotated[
+        float | None, typer.Option(help="norm to which clients shrink what they send")
+    ] = None,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="deviation of the noise clients add, over --clip")
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
 ) -> None:
     given = {
@@ -103,6 +122,13 @@ def run_task(
         runtime=runtime,
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
+        on_fault=on_fault,
+        min_replies=min_replies,
+        max_norm=max_norm,
+        aggregate=aggregate,
+        trim=trim,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
     )
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{task}-{algorithm}-{stamp}"
@@ -213,6 +239,15 @@ def _print_result(result: Result, folder: Path) -> None:
     if absent:
         why = next(why for done in result.history for why in done.absent.values())
         table.add_row("sat out", f"clients {sorted(absent)} ({why})")
+    faults = [fault for done in result.history for fault in done.faults]
+    if faults:
+        who, last = sorted({fault.client for fault in faults}), faults[-1]
+        why = f"the last in round {last.round} at {last.phase}: {last.why}"
+        table.add_row("answers not used", f"{len(faults)} of clients {who} ({why})")
+    skipped = [done for done in result.history if done.skipped]
+    if skipped:
+        why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
+        table.add_row("rounds given up", f"{len(skipped)} ({why})")
     console.print(table)
     console.print(f"run folder               {folder}", highlight=False, soft_wrap=True)
 

@@ -4,18 +4,20 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS
 from rabo.checkpoint import Checkpoints
 from rabo.errors import lookup
 from rabo.export import save_tensors
 from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, check_capacity
-from rabo.runtimes import RUNTIMES, Runtime
+from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
 from rabo.solve import Federation, Result, Round, make_algorithm, result_of
 from rabo.tasks import TASKS, Setup
 
@@ -37,6 +39,13 @@ class Experiment:
     runtime: str = "auto"  # plain, recorded, or what suits the device
     evaluate_every: int | None = None
     checkpoint_every: int | None = None  # None: while writing takes 5 % of the time at most
+    on_fault: str = "raise"  # or drop: the round goes on without the client
+    min_replies: int = 1
+    max_norm: float | None = None
+    aggregate: str = "mean"  # or median, trimmed
+    trim: float = 0.1
+    clip: float | None = None
+    noise_multiplier: float = 0.0
 
     def config(self) -> dict[str, Any]:
         """Return all choices as JSON has them; objects have names there."""
@@ -75,8 +84,25 @@ class Experiment:
             evaluate=setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,
             runtime=self._runtime(setup, device),
+            tolerance=self._tolerance(),
+            aggregate=Aggregate(self.aggregate, self.trim),  # type: ignore[arg-type]
+            privacy=self._privacy(),
         )
         return federation, setup
+
+    def _tolerance(self) -> Tolerance:
+        return Tolerance(
+            on_fault=self.on_fault,  # type: ignore[arg-type]
+            min_replies=self.min_replies,
+            max_norm=inf if self.max_norm is None else self.max_norm,
+        )
+
+    def _privacy(self) -> Privacy | None:
+        if self.clip is not None:
+            return Privacy(clip=self.clip, noise_multiplier=self.noise_multiplier)
+        if self.noise_multiplier:
+            raise ValueError("noise_multiplier is a multiple of clip: give clip too")
+        return None
 
     def _runtime(self, setup: Setup, device: str) -> Runtime:
         on_gpu = device.startswith("cuda")

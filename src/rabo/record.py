@@ -15,6 +15,8 @@ from rabo.errors import CheckpointError
 from rabo.metering import Cost
 from rabo.solve import Result, Round
 
+NAMED = ("task", "algorithm", "seed", "clip", "noise_multiplier")  # of the options, in summaries
+
 
 class RunFolder:
     """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv and DIR/summary.json.
@@ -61,7 +63,7 @@ class RunFolder:
 
     def close_with(self, result: Result, headline: str, status: str) -> None:
         summary = {
-            **{name: self.config[name] for name in ("task", "algorithm", "seed")},
+            **{name: self.config[name] for name in NAMED},
             "status": status,
             "rounds": len(result.history),
             "headline": headline,
@@ -71,6 +73,8 @@ class RunFolder:
             "relative_cost": result.relative_cost,
             "cost_by_phase": {k: v._asdict() for k, v in result.ledger.by_phase.items()},
             "coverage": dict(result.coverage),
+            "rounds_skipped": sum(bool(done.skipped) for done in result.history),
+            "answers_not_used": sum(len(done.faults) for done in result.history),
             "versions": versions(),
         }
         write_atomically(self.path / "summary.json", _json(summary))

@@ -19,7 +19,7 @@ from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
-from rabo.runtimes import Fault, Guarded, InProcess, Runtime, Tolerance
+from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, Runtime, Tolerance
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -146,6 +146,7 @@ class Federation:
         runtime: Runtime | None = None,
         tolerance: Tolerance | None = None,
         aggregate: Aggregate | None = None,
+        privacy: Privacy | None = None,
     ):
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
@@ -161,9 +162,10 @@ class Federation:
         self.state = self._start = algorithm.init(self.template)
         problems = {i: client.problem for i, client in self.clients.items()}
         self.tolerance, self.aggregate = tolerance or Tolerance(), aggregate or Aggregate()
-        self._guard = Guarded(
-            runtime or InProcess(problems), self.state.x, self.state.y, self.tolerance
-        )
+        runtime = runtime or InProcess(problems)
+        if privacy is not None:
+            runtime = Private(runtime, privacy)
+        self._guard = Guarded(runtime, self.state.x, self.state.y, self.tolerance)
         self.ledger = Ledger(self._guard)
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
@@ -339,6 +341,7 @@ def solve(
     runtime: Runtime | None = None,
     tolerance: Tolerance | None = None,
     aggregate: Aggregate | None = None,
+    privacy: Privacy | None = None,
     **options: Any,
 ) -> Result:
     """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
@@ -351,6 +354,7 @@ def solve(
         runtime=runtime,
         tolerance=tolerance,
         aggregate=aggregate,
+        privacy=privacy,
     )
     history = []
     for done in federation.run(rounds):

@@ -3,6 +3,7 @@
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.runtimes.guarded import Fault, Guarded, Tolerance
 from rabo.runtimes.in_process import InProcess
+from rabo.runtimes.private import Privacy, Private, Protected
 from rabo.runtimes.recorded import Recorded
 
 RUNTIMES = {"plain": InProcess, "recorded": Recorded}
@@ -13,6 +14,9 @@ __all__ = [
     "Guarded",
     "InProcess",
     "Local",
+    "Privacy",
+    "Private",
+    "Protected",
     "Recorded",
     "Reply",
     "Runtime",

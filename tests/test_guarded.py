@@ -258,6 +258,25 @@ def test_a_client_that_raises_is_left_out_or_ends_the_run_as_asked(kind):
     assert isinstance(caught.value.__cause__, OSError)  # with its traceback
 
 
+def test_a_client_that_always_fails_does_not_stop_the_others_nor_their_accounts():
+    """Not even where costs are tried out: at its budget, and at full width."""
+    problems = federated_quadratics()
+    broken = [Broken(problems[1], lambda: True), Broken(problems[2], lambda: True)]
+    capacities = [0.5, rabo.Budget(traffic=10**6), 0.5]
+    alone = Federation([rabo.Client(problems[0], 0.5)], ALGORITHMS["rabo"])
+    beside = Federation(
+        [rabo.Client(p, c) for p, c in zip([problems[0], *broken], capacities, strict=True)],
+        ALGORITHMS["rabo"],
+        tolerance=rabo.Tolerance(on_fault="drop"),
+    )
+    list(alone.run(2))
+    for done in beside.run(2):
+        assert "the disk is gone" in done.absent[1]
+        assert {fault.client for fault in done.faults} == {2}
+    assert torch.equal(alone.state.x["x"], beside.state.x["x"])
+    assert alone.full_cost._replace(seconds=0) == beside.full_cost._replace(seconds=0)
+
+
 def test_a_round_with_too_few_replies_is_given_up_and_says_so():
     silent = federation("rabo", lambda reply: None, min_replies=4)
     start = silent.state

@@ -29,7 +29,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class Checkpoints:
-    """DIR/checkpoints/round-000010.safetensors and the one before it.
+    """DIR/checkpoints/round-000000010.safetensors and the one before it.
 
     One is written after every `every` rounds; with None, after a round as long as writing takes a
     twentieth of the time at most. `identity` says of which run they are: plain options, compared
@@ -77,8 +77,8 @@ class Checkpoints:
         One that is damaged is passed over, and said so; one of another run, version or shape is
         refused.
         """
-        paths = sorted(self.folder.glob("round-*.safetensors"), reverse=True)
-        for path in paths:
+        paths = self._paths()
+        for path in reversed(paths):
             try:
                 return self._read(path, like)
             except DamagedCheckpointError as error:
@@ -92,13 +92,16 @@ class Checkpoints:
     def _write(self, snapshot: Snapshot) -> None:
         number = snapshot.state.round
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"round-{number:06}.safetensors"
+        path = self.folder / f"round-{number:09}.safetensors"
         write_atomically(path, _encode(snapshot, self._identity))
         # the one before stays; later ones belong to rounds that are being done again
-        older = sorted(p for p in self.folder.iterdir() if p.name < path.name)[-1:]
-        for other in self.folder.iterdir():
+        older = [other for other in self._paths() if other.name < path.name][-1:]
+        for other in self.folder.glob("*round-*"):  # and what a killed process left
             if other not in (path, *older):
                 other.unlink()
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.safetensors"))
 
     def _read(self, path: Path, like: State) -> Snapshot:
         about, tensors = _decode(path)

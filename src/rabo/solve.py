@@ -12,7 +12,7 @@ import torch
 from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
-from rabo.errors import TooFewRepliesError, lookup
+from rabo.errors import ClientError, TooFewRepliesError, lookup
 from rabo.hypergradients import ESTIMATORS
 from rabo.ledger import Books, Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
@@ -223,7 +223,13 @@ class Federation:
         for round in range(entry.round, entry.round + MOST_PROBES):
             if (shape, *entry.kind) in self._full_costs:
                 break
-            for found in self._probe(entry.client, 1.0, self._unpruned, round):
+            try:
+                probed = self._probe(entry.client, 1.0, self._unpruned, round)
+            except ClientError:
+                if self.tolerance.on_fault == "raise":
+                    raise
+                return entry.cost  # until it can be tried
+            for found in probed:
                 self._full_costs.setdefault((shape, *found.kind), found.cost)
         return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
 
@@ -284,7 +290,12 @@ class Federation:
         absent: dict[int, str] = {}
         for client in chosen:
             now = at_round(self.clients[client].capacity, round)
-            width = width_for(now, lambda w, client=client: self.cost_at(client, w))
+            try:
+                width = width_for(now, lambda w, client=client: self.cost_at(client, w))
+            except ClientError as error:  # at a trial of what a width costs
+                if self.tolerance.on_fault == "raise":
+                    raise
+                width = Absent(str(error))
             if isinstance(width, Absent):
                 absent[client] = width.why
             else:

@@ -1,5 +1,6 @@
 """Federated bilevel optimisation on submodels that fit each client."""
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
@@ -25,6 +26,7 @@ from rabo.masks import (
 )
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
+from rabo.runtimes import Privacy, Tolerance
 from rabo.solve import Client, Federation, OnDemand, Result, Round, solve
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "RABO",
     "RAFBO",
+    "Aggregate",
     "Batch",
     "BilevelProblem",
     "Budget",
@@ -49,6 +52,7 @@ __all__ = [
     "Neumann",
     "NonFiniteError",
     "OnDemand",
+    "Privacy",
     "Problem",
     "Random",
     "Regions",
@@ -60,6 +64,7 @@ __all__ = [
     "Static",
     "StepSizeWarning",
     "Threshold",
+    "Tolerance",
     "Unrolled",
     "UnsupportedModelError",
     "load_model",

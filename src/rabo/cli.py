@@ -15,7 +15,7 @@ from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
 from rabo.cli_compare import compare_task, list_algorithms
-from rabo.experiment import Experiment, parse_option, run
+from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
 from rabo.solve import Result, Round
@@ -80,6 +80,29 @@ def make_experiment(
         ),
     ] = "auto",
     evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(help="rounds between checkpoints; by default as often as costs 5 % of time"),
+    ] = None,
+    on_fault: Annotated[
+        str, typer.Option(help="what a client's failure does: raise, or drop (the round goes on)")
+    ] = "raise",
+    min_replies: Annotated[
+        int, typer.Option(help="replies an exchange must have, or its round is given up")
+    ] = 1,
+    max_norm: Annotated[
+        float | None, typer.Option(help="largest norm of a reply that is used")
+    ] = None,
+    aggregate: Annotated[
+        str, typer.Option(help="mean, median or trimmed, per entry over the clients that hold it")
+    ] = "mean",
+    trim: Annotated[float, typer.Option(help="share that is trimmed from each end")] = 0.1,
+    clip: Annotated[
+        float | None, typer.Option(help="norm to which clients shrink what they send")
+    ] = None,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="deviation of the noise clients add, over --clip")
+    ] = 0.0,
 ) -> Experiment:
     """Its parameters are the options of `rabo run` and `rabo compare`, on any task."""
     given = {
@@ -106,6 +129,14 @@ def make_experiment(
         device=device,
         runtime=runtime,
         evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        on_fault=on_fault,
+        min_replies=min_replies,
+        max_norm=max_norm,
+        aggregate=aggregate,
+        trim=trim,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
     )
 
 
@@ -118,8 +149,32 @@ def run_task(
     folder = out or Path("runs") / f"{experiment.task}-{experiment.algorithm}-{stamp}"
     console.print(f"{title}: making data and clients", highlight=False)
     with _progress(title, experiment.rounds) as show:
-        result = guarded(lambda: run(experiment, folder, show), folder)
+        result = guarded(lambda: run(experiment, folder, show), folder, _how_to_resume(folder))
     _print_result(result, folder)
+
+
+@app.command("resume")
+def resume_run(
+    folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
+    rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
+    title = f"{experiment.task} · {experiment.algorithm}"
+    console.print(f"{title}: making data and clients", highlight=False)
+    with _progress(title, experiment.rounds) as show:
+        result = guarded(
+            lambda: resume(experiment, folder, show, _say), folder, _how_to_resume(folder)
+        )
+    _print_result(result, folder)
+
+
+def _how_to_resume(folder: Path) -> str:
+    return f"; to go on: rabo resume {folder}"
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _number(name: str, text: str) -> float:
@@ -154,7 +209,7 @@ class _progress:  # noqa: N801 - used like a function
 
     def show(self, done: Round) -> None:
         text = "  ".join(f"{name} {value:.4g}" for name, value in list(done.metrics.items())[:3])
-        self.bar.update(self.task, advance=1, metrics=text)
+        self.bar.update(self.task, completed=done.round + 1, metrics=text)
         if not console.is_terminal and (done.round + 1) % max(1, self.rounds // 10) == 0:
             console.print(f"round {done.round + 1}/{self.rounds}  {text}", highlight=False)
 
@@ -177,6 +232,15 @@ def _print_result(result: Result, folder: Path) -> None:
     if absent:
         why = next(why for done in result.history for why in done.absent.values())
         table.add_row("sat out", f"clients {sorted(absent)} ({why})")
+    faults = [fault for done in result.history for fault in done.faults]
+    if faults:
+        who, last = sorted({fault.client for fault in faults}), faults[-1]
+        why = f"the last in round {last.round} at {last.phase}: {last.why}"
+        table.add_row("answers not used", f"{len(faults)} of clients {who} ({why})")
+    skipped = [done for done in result.history if done.skipped]
+    if skipped:
+        why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
+        table.add_row("rounds given up", f"{len(skipped)} ({why})")
     console.print(table)
     console.print(f"run folder               {folder}", highlight=False, soft_wrap=True)
 

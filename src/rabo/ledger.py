@@ -37,6 +37,15 @@ class Coverage(NamedTuple):
     mask_noise: float  # w: max_i ‖θ − θ⊙m_i‖ / ‖θ‖
 
 
+class Books(NamedTuple):
+    """What a ledger carries from round to round."""
+
+    total: Cost
+    by_phase: Mapping[str, Cost]
+    trained: Mapping[Level, Params]  # which entries, ever
+    minimum: Mapping[Level, int | None]  # C*
+
+
 @dataclass
 class Ledger:
     """Counts bytes exactly from what travels, adds up what clients measured, follows coverage."""
@@ -55,9 +64,7 @@ class Ledger:
     def begin(self, x: Params, y: Params) -> None:
         """Open a round on the full model it starts from."""
         self._full = {"x": x, "y": y}
-        self._counted = set()
-        self._least_kept = {"x": 1.0, "y": 1.0}
-        self._holders = {level: Holders(partial(self._see_parts, level)) for level in LEVELS}
+        self._start_counting()
         self.entries = []
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
@@ -74,6 +81,8 @@ class Ledger:
                 yield client, task
 
         for client, reply in self.runtime.map(work, watched()):
+            if reply.fault is not None:  # nobody has dealt with it
+                raise reply.fault
             round, cut, down, kind = sent[client]
             up = _num_bytes(reply.arrays, cut)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
@@ -83,6 +92,15 @@ class Ledger:
                     self._counted.add((level, client))  # once, however often it is asked
                     self._holders[level].add(getattr(cut, level))
             yield client, reply
+
+    def _start_counting(self) -> None:
+        self._counted = set()
+        self._least_kept = {"x": 1.0, "y": 1.0}
+        self._holders = {level: Holders(partial(self._see_parts, level)) for level in LEVELS}
+
+    def void(self) -> None:
+        """Count nothing that was trained in the round under way; what it has cost stays."""
+        self._start_counting()
 
     def end(self) -> dict[Level, Coverage]:
         """Close the round and say what it covered."""
@@ -111,6 +129,18 @@ class Ledger:
             "x_trained": self._fraction("x"),
             "y_trained": self._fraction("y"),
         }
+
+    def books(self) -> Books:
+        """Return what was booked so far; call it between two rounds."""
+        trained: dict[Level, Params] = {level: dict(tree) for level, tree in self.trained.items()}
+        return Books(self.total, dict(self.by_phase), trained, dict(self.minimum))
+
+    def reopen(self, books: Books, x: Params, y: Params) -> None:
+        """Go on from books of the same run, with the full model they were closed on."""
+        self.begin(x, y)
+        self.total, self.by_phase = books.total, dict(books.by_phase)
+        self.trained = {level: dict(tree) for level, tree in books.trained.items()}
+        self.minimum = dict(books.minimum)
 
     def ever_trained(self, level: Level, params: Params) -> dict[str, Tensor]:
         """Return parameters with zeros where nobody has ever trained them.

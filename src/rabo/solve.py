@@ -1,25 +1,27 @@
 """Run an algorithm over clients: the one function most users call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
-from rabo.errors import lookup
+from rabo.errors import ClientError, TooFewRepliesError, lookup
 from rabo.export import save_tensors
 from rabo.hypergradients import ESTIMATORS
-from rabo.ledger import LEVELS, Coverage, Entry, Ledger, Level
+from rabo.ledger import LEVELS, Books, Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
-from rabo.runtimes import InProcess, Runtime
+from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, Runtime, Tolerance
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -96,6 +98,8 @@ class Round:
     coverage: Mapping[Level, Coverage]
     present: Mapping[int, float]  # client -> width
     absent: Mapping[int, str]  # client -> why
+    faults: Sequence[Fault] = ()  # answers that were not used
+    skipped: str = ""  # why the round was given up, if it was
     entries: Sequence[Any] = field(repr=False, default=())
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,9 +108,33 @@ class Round:
             "metrics": dict(self.metrics),
             "cost": self.cost._asdict(),
             "coverage": {level: c._asdict() for level, c in self.coverage.items()},
-            "clients": len(self.present),
+            "present": {str(client): width for client, width in self.present.items()},
             "absent": {str(client): why for client, why in self.absent.items()},
+            "faults": [fault._asdict() for fault in self.faults],
+            "skipped": self.skipped,
         }
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> "Round":
+        """Undo `as_dict`; the entries of single exchanges are not in it."""
+        return cls(
+            line["round"],
+            line["metrics"],
+            Cost(**line["cost"]),
+            {level: Coverage(**line["coverage"][level]) for level in ("x", "y")},
+            {int(client): width for client, width in line["present"].items()},
+            {int(client): why for client, why in line["absent"].items()},
+            [Fault(**fault) for fault in line["faults"]],
+            line["skipped"],
+        )
+
+
+class Snapshot(NamedTuple):
+    """All that a run needs, between two rounds, to go on as if it had not stopped."""
+
+    state: State
+    books: Books
+    full_cost: Cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +185,9 @@ class Federation:
         evaluate: Evaluate | None = None,
         evaluate_every: int = 1,
         runtime: Runtime | None = None,
+        tolerance: Tolerance | None = None,
+        aggregate: Aggregate | None = None,
+        privacy: Privacy | None = None,
     ):
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
@@ -170,7 +201,12 @@ class Federation:
         self.template = clients[0].problem
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
-        self.ledger = Ledger(runtime or InProcess(_Problems(clients)))
+        self.tolerance, self.aggregate = tolerance or Tolerance(), aggregate or Aggregate()
+        runtime = runtime or InProcess(_Problems(clients))
+        if privacy is not None:
+            runtime = Private(runtime, privacy)
+        self._guard = Guarded(runtime, self.state.x, self.state.y, self.tolerance)
+        self.ledger = Ledger(self._guard)
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
         self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
@@ -187,6 +223,15 @@ class Federation:
             self._prepare()
         while self.state.round < last:
             yield self._round(last)
+
+    def snapshot(self) -> Snapshot:
+        """Return where the run stands; call it between two rounds."""
+        return Snapshot(self.state, self.ledger.books(), self.full_cost)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot of the same run."""
+        self.state, self.full_cost = snapshot.state, snapshot.full_cost
+        self.ledger.reopen(snapshot.books, self.state.x, self.state.y)
 
     def cost_at(self, client: int, width: float) -> Cost:
         """Return what a round with all its phases costs a client, measurements of l_{g,1} aside."""
@@ -218,7 +263,13 @@ class Federation:
         for round in range(entry.round, entry.round + MOST_PROBES):
             if (shape, *entry.kind) in self._full_costs:
                 break
-            for found in self._probe(entry.client, 1.0, self._unpruned, round):
+            try:
+                probed = self._probe(entry.client, 1.0, self._unpruned, round)
+            except ClientError:
+                if self.tolerance.on_fault == "raise":
+                    raise
+                return entry.cost  # until it can be tried
+            for found in probed:
                 self._full_costs.setdefault((shape, *found.kind), found.cost)
         return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
 
@@ -231,26 +282,45 @@ class Federation:
                 raise ValueError(f"no client can take part in any round: {why}; give them more")
             return
         self.ledger.begin(self.state.x, self.state.y)
-        cohort = Cohort(self.channels, present)
-        self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
+        cohort = Cohort(self.channels, present, self.aggregate)
+        with suppress(TooFewRepliesError):  # then it is measured when it is needed
+            self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
 
     def _round(self, last: int) -> Round:
         number = self.state.round
         present, absent = self._roll_call()
         self.ledger.begin(self.state.x, self.state.y)
-        scalars: dict[str, float] = {}
-        if present:
-            cohort = Cohort(self.channels, present)
-            self.state = self.algorithm.round(self.state, cohort, self.ledger)
-        else:
-            self.state = replace(self.state, round=number + 1)
+        skipped = self._play(present)
         coverage = self.ledger.end()
         self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        scalars = self.ledger.scalars()
         if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
-            scalars |= dict(self.evaluate(self.state, self.ledger))
-        scalars |= self.ledger.scalars()
-        entries = tuple(self.ledger.entries)
-        return Round(number, scalars, self.ledger.round_cost(), coverage, present, absent, entries)
+            scalars = {**self.evaluate(self.state, self.ledger), **scalars}
+        return Round(
+            number,
+            scalars,
+            self.ledger.round_cost(),
+            coverage,
+            present,
+            absent,
+            self._guard.take_faults(),
+            skipped,
+            tuple(self.ledger.entries),
+        )
+
+    def _play(self, present: Mapping[int, float]) -> str:
+        """Let the algorithm do its round, or say why it was given up and the state stays."""
+        least = self.tolerance.min_replies
+        try:
+            if len(present) < least:
+                raise TooFewRepliesError(f"{len(present)} clients take part, {least} must")
+            cohort = Cohort(self.channels, present, self.aggregate)
+            self.state = self.algorithm.round(self.state, cohort, self.ledger)
+        except TooFewRepliesError as error:
+            self.ledger.void()
+            self.state = replace(self.state, round=self.state.round + 1)
+            return str(error)
+        return ""
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
         """Say who takes part in this round and how wide, and who sits it out and why."""
@@ -264,7 +334,12 @@ class Federation:
         absent: dict[int, str] = {}
         for client in chosen:
             now = at_round(self.clients[client].capacity, round)
-            width = width_for(now, lambda w, client=client: self.cost_at(client, w))
+            try:
+                width = width_for(now, lambda w, client=client: self.cost_at(client, w))
+            except ClientError as error:  # at a trial of what a width costs
+                if self.tolerance.on_fault == "raise":
+                    raise
+                width = Absent(str(error))
             if isinstance(width, Absent):
                 absent[client] = width.why
             else:
@@ -320,6 +395,9 @@ def solve(
     evaluate_every: int = 1,
     on_round: Callable[[Round], None] | None = None,
     runtime: Runtime | None = None,
+    tolerance: Tolerance | None = None,
+    aggregate: Aggregate | None = None,
+    privacy: Privacy | None = None,
     **options: Any,
 ) -> Result:
     """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
@@ -330,6 +408,9 @@ def solve(
         evaluate=evaluate,
         evaluate_every=evaluate_every,
         runtime=runtime,
+        tolerance=tolerance,
+        aggregate=aggregate,
+        privacy=privacy,
     )
     history = []
     for done in federation.run(rounds):

@@ -1,5 +1,6 @@
 """Submodels as really smaller tensors, and the mean over the clients that held an entry."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class Part(Protocol):
         """Return 1 where an entry is held and 0 elsewhere, broadcastable to the full tensors."""
         ...
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors the client computes with."""
+        ...
+
     def num_entries(self) -> int: ...
 
     def num_bytes(self, part: Params) -> int:
@@ -89,15 +94,15 @@ class Submodel:
     def held(self) -> dict[str, Tensor]:
         return {name: self._held(name) for name in self.shapes}
 
-    def num_entries(self) -> int:
-        total = 0
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        found = {}
         for name, shape in self.shapes.items():
             kept = self.index.get(name, {})
-            size = 1
-            for dim, full in enumerate(shape):
-                size *= len(kept[dim]) if dim in kept else full
-            total += size
-        return total
+            found[name] = tuple(len(kept[d]) if d in kept else n for d, n in enumerate(shape))
+        return found
+
+    def num_entries(self) -> int:
+        return sum(map(prod, self.tensor_shapes().values()))
 
     def num_bytes(self, part: Params) -> int:
         return num_bytes(part)
@@ -166,6 +171,9 @@ class ElementMask:
 
     def held(self) -> dict[str, Tensor]:
         return {name: mask.to(torch.int32) for name, mask in self.mask.items()}
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(mask.shape) for name, mask in self.mask.items()}
 
     def num_entries(self) -> int:
         return sum(int(mask.sum()) for mask in self.mask.values())
@@ -314,18 +322,49 @@ def _energy(value: Tensor, rows: Mapping[int, Tensor], num_parts: int) -> Tensor
     return torch.einsum(f"{terms}->z", first, squares, *others)
 
 
-class CoveredMean:
+class Covered(ABC):
+    """One value for every entry from the clients that hold it, and how many they are."""
+
+    def __init__(self) -> None:
+        self.holders = Holders()
+
+    @abstractmethod
+    def add(self, part: Part, values: Params) -> None:
+        """Take in what one client has answered."""
+
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """Return the mean, or what stands for it, where somebody answered, and zero elsewhere."""
+
+    @abstractmethod
+    def sum(self) -> dict[str, Tensor]:
+        """Return the mean times the number of clients that hold an entry."""
+
+    @cached_property
+    def count(self) -> dict[str, Tensor]:
+        """How many clients hold each entry (C^k), broadcastable; call it when all have answered."""
+        return self.holders.count()
+
+    def step(self, full: Params, size: float) -> dict[str, Tensor]:
+        """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
+        return {
+            name: full[name] - size * mean if name in self.count else full[name]
+            for name, mean in self.mean().items()
+        }
+
+
+class CoveredMean(Covered):
     """A running sum and a count: the mean over the clients that hold an entry (lines 12-20).
 
     Of every reply only the sum is kept, so its memory does not grow with the number of clients.
     """
 
     def __init__(self, like: Params):
+        super().__init__()
         self._like, self._names = like, list(like)
         first = next(iter(like.values()), torch.zeros(0))
         dtype = reduce(torch.promote_types, {v.dtype for v in like.values()}, first.dtype)
         self._flat = first.new_zeros(sum(v.numel() for v in like.values()), dtype=dtype)
-        self._holders = Holders()
         self._positions: dict[Part, Tensor | None] = {}  # of the parts met last
 
     def add(self, part: Part, values: Params) -> None:
@@ -335,7 +374,20 @@ class CoveredMean:
             self._flat.add_(flat)
         else:
             self._flat.index_add_(0, positions, flat)
-        self._holders.add(part)
+        self.holders.add(part)
+
+    def mean(self) -> dict[str, Tensor]:
+        return {
+            name: total / self.count[name].clamp(min=1).to(total.dtype)
+            if name in self.count
+            else total
+            for name, total in self.sum().items()
+        }
+
+    def sum(self) -> dict[str, Tensor]:
+        sums = unflatten(self._flat[None], [self._like[name] for name in self._names])
+        by_name = dict(zip(self._names, sums, strict=True))
+        return {name: by_name[name] for name in self._like}
 
     def _positions_of(self, part: Part) -> Tensor | None:
         if part not in self._positions:
@@ -343,31 +395,3 @@ class CoveredMean:
                 del self._positions[next(iter(self._positions))]
             self._positions[part] = part.positions()
         return self._positions[part]
-
-    @property
-    def total(self) -> dict[str, Tensor]:
-        """The sum over the clients, zero where nobody answered."""
-        sums = unflatten(self._flat[None], [self._like[name] for name in self._names])
-        by_name = dict(zip(self._names, sums, strict=True))
-        return {name: by_name[name] for name in self._like}
-
-    @cached_property
-    def count(self) -> dict[str, Tensor]:
-        """How many clients hold each entry (C^k), broadcastable; call it when all have answered."""
-        return self._holders.count()
-
-    def mean(self) -> dict[str, Tensor]:
-        """Return the mean where somebody answered, and zero elsewhere."""
-        return {
-            name: total / self.count[name].clamp(min=1).to(total.dtype)
-            if name in self.count
-            else total
-            for name, total in self.total.items()
-        }
-
-    def step(self, full: Params, size: float) -> dict[str, Tensor]:
-        """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
-        return {
-            name: full[name] - size * mean if name in self.count else full[name]
-            for name, mean in self.mean().items()
-        }

@@ -1,6 +1,6 @@
 """What every registered algorithm keeps, whatever it does in a round."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -301,3 +301,13 @@ def test_clients_of_full_width_cost_what_the_full_model_costs_and_narrow_ones_le
         if isinstance(algorithm.policy, (rabo.masks.Threshold, rabo.masks.Regions)):
             assert shares.pop("multiply_adds") >= 1  # single entries save traffic, not work
         assert all(0 < share < 0.75 for share in shares.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_leaves_the_choice_between_mean_and_median_to_the_run(name):
+    states = []
+    for kind in ("mean", "median"):
+        session = Session(make(name), problems_of(name))
+        session.cohort = replace(session.cohort, aggregate=rabo.Aggregate(kind))
+        states.append(session.play(1))
+    assert any(not torch.equal(v, states[1].y[k]) for k, v in states[0].y.items())

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
+from rabo.aggregation import Aggregate
 from rabo.channels import Channels
 from rabo.masks import MaskPolicy, Whole
 from rabo.problem import BilevelProblem
@@ -28,10 +29,13 @@ class State:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round, at which width, and the channels they are cut along."""
+    """Who takes part in a round, at which width, the channels they are cut along, and what becomes
+    of their answers.
+    """
 
     channels: Channels
     widths: Mapping[int, float]
+    aggregate: Aggregate = field(default_factory=Aggregate)
 
 
 class Algorithm(Protocol):
@@ -69,6 +73,7 @@ class Cuts(Mapping[int, Cut]):
     """
 
     def __init__(self, policy: MaskPolicy, state: State, cohort: Cohort, seed: int):
+        self.aggregate = cohort.aggregate
         self._policy, self._shared, self._round, self._seed = (
             policy,
             policy.shared,

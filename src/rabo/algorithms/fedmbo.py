@@ -16,9 +16,9 @@ from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
 from rabo.masks import Full, MaskPolicy
 from rabo.problem import BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
-from rabo.submodel import CoveredMean
+from rabo.submodel import Covered
 from rabo.tree import Params
 
 
@@ -92,11 +92,12 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
             state = replace(state, y=minus(state.y, velocity, state.scalars["beta"]))
         return state
 
+    @answers("y")
     def inner_slope(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_y g_i, which moves y."""
         return Reply({"y": inner_slope(task, local).arrays["q"]})
 
-    def _relayed(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
+    def _relayed(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""
         y = ask.cuts.extract("y", state.y)
         asked = ((j, {"y": y(j)}) for j in sorted(ask.present))
@@ -109,7 +110,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
             met = self._meetings(state.round, t, going, ask.present)
             if met:
                 self._multiply(chains, met, ask, L)
-        mean = CoveredMean(state.x)
+        mean = ask.cuts.aggregate.begin(state.x)
         met = self._meetings(state.round, self.num_terms - 1, set(chains), ask.present)
         for k, reply in ask.ask(self.pull_back, self._vectors(chains, met, ask)):
             mean.add(ask.cuts[k].x, reply.arrays["x"])
@@ -147,15 +148,17 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         for k, j in met.items():
             yield k, {"p": ask.cuts[k].y.extract(chains[j])}
 
+    @answers("x")
     def pull_back(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
         return Reply({"x": pull_back(task, local).arrays["x_h"]})
 
-    def _private(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
+    def _private(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of the hypergradients at the clients' own copies of y."""
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 
+    @answers("x", scalars=("residual",))
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")

@@ -13,8 +13,7 @@ from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, as_leaves, leaves
 
 
@@ -110,7 +109,7 @@ class InnerLevel(Calibrated):
     def train_inner(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, set[int]]:
         """Lines 6-20: y_{q+1}, and the clients that took part."""
         state = self.with_beta(state, cuts, runtime)
-        moved, answered = CoveredMean(state.y), set()
+        moved, answered = cuts.aggregate.begin(state.y), set()
         for client, reply in runtime.map(self.update_inner, self._inner_tasks(state, cuts)):
             moved.add(cuts[client].y, reply.arrays["y"])  # lines 6-10
             answered.add(client)
@@ -122,6 +121,7 @@ class InnerLevel(Calibrated):
         for client, cut in cuts.items():
             yield client, Task(self.seed, state.round, cut, {"x": x(client), "y": y(client)}, beta)
 
+    @answers("y")
     def update_inner(self, task: Task, local: Local) -> Reply:
         """Lines 6-10, on the client: T steps on the submodel, then the way it went.
 

@@ -13,8 +13,8 @@ from rabo.algorithms.slopes import minus
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.masks import Full, MaskPolicy
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.submodel import Covered
 from rabo.tree import Params, as_tree, flatten, leaves
 
 
@@ -59,13 +59,14 @@ class Simultaneous(OuterLevel):
 
     def gather(
         self, state: State, ask: Exchanges, num_steps: Callable[[int], int]
-    ) -> list[CoveredMean]:
+    ) -> list[Covered]:
         """One exchange: the mean over clients of their slopes in x, y and v."""
         vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
         return ask.mean(
             self.take_steps, vectors, *vectors, scalars=self.sizes(state), num_steps=num_steps
         )
 
+    @answers(*Triple._fields)
     def take_steps(self, task: Task, local: Local) -> Reply:
         """On the client: τ_i steps, then q_i = Σ_k (slope of step k), over τ_i if normalised."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))
@@ -78,7 +79,7 @@ class Simultaneous(OuterLevel):
         sums = total._asdict().items()
         return Reply({name: {k: t / weight for k, t in q.items()} for name, q in sums})
 
-    def move(self, state: State, slopes: list[CoveredMean], scale: float) -> State:
+    def move(self, state: State, slopes: list[Covered], scale: float) -> State:
         """Step on x, y and v with sizes scale·(α, β, β)."""
         x, y, v = slopes
         if state.round >= self.warm_up:

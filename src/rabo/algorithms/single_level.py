@@ -11,8 +11,7 @@ from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.inner import InnerLevel
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, as_leaves, leaves, replace_leaves
 
 Level: TypeAlias = Literal["x", "y"]
@@ -56,7 +55,7 @@ class SingleLevel(InnerLevel, ABC):
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)
-        moved = {level: CoveredMean(getattr(state, level)) for level in self.trained}
+        moved = {level: cuts.aggregate.begin(getattr(state, level)) for level in self.trained}
         for client, reply in runtime.map(self.descend, self._tasks(state, cuts)):
             for level, mean in moved.items():
                 mean.add(getattr(cuts[client], level), reply.arrays[level])
@@ -73,6 +72,7 @@ class SingleLevel(InnerLevel, ABC):
             arrays = {level: part_of(client) for level, part_of in parts.items()}
             yield client, Task(self.seed, state.round, cut, arrays, beta)
 
+    @answers(lambda self: self.trained)
     def descend(self, task: Task, local: Local) -> Reply:
         """On the client: T steps on the submodel, then the way it went."""
         problem = self.seen(local.problem)

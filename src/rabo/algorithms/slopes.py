@@ -9,28 +9,32 @@ import torch
 
 from rabo.hypergradients.linearisation import Exact, View, gradient, one_realisation
 from rabo.problem import Batch
-from rabo.runtimes.base import Local, Reply, Task
+from rabo.runtimes.base import Local, Reply, Task, answers
 from rabo.tree import Params, as_leaves, as_tree, flatten, leaves
 
 
+@answers("q")
 def inner_slope(task: Task, local: Local) -> Reply:
     """Answer ∇_y g_i."""
     y = point(task, local)[1]
     return Reply({"q": inner_slope_at(local, y, fresh_batch(task, local))})
 
 
+@answers("p")
 def outer_slope(task: Task, local: Local) -> Reply:
     """Answer ∇_y f_i."""
     y = point(task, local)[1]
     return Reply({"p": as_tree(system_at(task, local).rhs, y)})
 
 
+@answers("p")
 def hessian_product(task: Task, local: Local) -> Reply:
     """Answer ∇²_yy g_i·p."""
     p = task.arrays["p"]
     return Reply({"p": as_tree(system_at(task, local).product(flatten(leaves(p))), p)})
 
 
+@answers("x_h")
 def pull_back(task: Task, local: Local) -> Reply:
     """Answer ∇_x f_i − ∇²_xy g_i·p."""
     p = flatten(leaves(task.arrays["p"]))

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from rabo.errors import ClientError, NonFiniteError
+from rabo.errors import NonFiniteError
 from rabo.metering import Cost, Meter
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, perform
+from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, failed, perform
 from rabo.submodel import Cut
 from rabo.tree import leaves, map_leaves, only_tensors, shapes
 
@@ -51,9 +51,10 @@ class Recorded:
                 if started:
                     return started
             except Exception as error:
-                raise ClientError(client, task.round, work.__name__, error) from error
+                reply = failed(client, task.round, work.__name__, error)
+                return _Started(client, task, reply, None)
         reply = perform(work, task, local, self._meter)
-        if isinstance(local, _StaticLocal):
+        if isinstance(local, _StaticLocal) and reply.fault is None:
             local.costs[_key(work, task)] = reply.cost
         return _Started(client, task, reply, None)
 
@@ -110,7 +111,8 @@ def _finish(work: Work, started: list[_Started]) -> Iterator[tuple[int, Reply]]:
                 f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
                 "beta='auto'"
             )
-            raise ClientError(client, task.round, work.__name__, error)
+            yield client, failed(client, task.round, work.__name__, error)
+            continue
         scalars = dict(zip(recording.reply.scalars, values, strict=True))
         cost = recording.cost._replace(seconds=recording.player.seconds())
         yield client, Reply(recording.reply.arrays, scalars, cost)

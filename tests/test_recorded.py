@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import rabo
-from rabo.algorithms import RABO, RAFBO, FedMBO
+from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedMBO
 from rabo.errors import ClientError
+from rabo.experiment import Experiment
 from rabo.hypergradients import CoordinateDifference, Neumann
 from rabo.runtimes import InProcess, Recorded
 from rabo.solve import Federation
@@ -140,3 +141,31 @@ def test_a_recording_that_turns_to_nan_names_the_client():
     federation.state = rabo.State(federation.state.round, federation.state.x, broken)
     with pytest.raises(ClientError, match="client 0"):
         list(federation.run(1))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_gives_the_same_bits_and_costs_recorded(name):
+    kind = ALGORITHMS[name]
+    options = {"heads": "shared"} if kind.needs_one_y else {}
+    task = {"backbone": "conv4", "channels": "4", "tasks": 2, "queries": 2, "test_tasks": 2}
+    found = []
+    for runtime in ("plain", "recorded"):
+        experiment = Experiment(
+            task="few-shot",
+            task_options={**task, **options},
+            algorithm=name,
+            clients=2,
+            capacities="1,1/2",
+            rounds=4,
+            runtime=runtime,
+        )
+        federation, _ = experiment.federation()
+        federation.evaluate = None
+        history = list(federation.run(4))
+        costs = [r.cost._replace(seconds=0.0, peak_memory_bytes=0) for r in history]
+        found.append((federation.state, costs))
+    (plain, plain_costs), (fast, fast_costs) = found
+    for level in ("x", "y"):
+        for key, value in getattr(plain, level).items():
+            assert torch.equal(value, getattr(fast, level)[key]), (level, key)
+    assert plain_costs == fast_costs

@@ -20,8 +20,8 @@ LAYERS = [
     ["solve"],
     ["tasks"],
     ["theory", "experiment", "terminal"],
-    ["comparison"],
-    ["cli_compare"],
+    ["comparison", "bench"],
+    ["cli_compare", "cli_bench"],
     ["cli"],
     ["__main__", "__init__"],
 ]

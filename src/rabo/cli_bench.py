@@ -50,6 +50,8 @@ def bench(
                 _say(finding.text())
                 about = {"benchmark": name, "machine": machine.facts, "setting": setting._asdict()}
                 finding.write(out / f"{name}.json", about)
+        if quick:
+            _say("\ntiny problems: these times say nothing but that all runs")
         _say(f"\nJSON: {out}")
 
     guarded(work, out)

@@ -88,7 +88,7 @@ def test_the_bar_run_long_gives_the_dense_hypergradient():
 
 @pytest.mark.parametrize("name", peers.PEERS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_peer_that_is_installed_is_asked_for_the_same_hypergradient(name, monkeypatch):
+def test_a_peer_that_is_installed_is_asked_for_the_same_hypergradient(name):
     peer = peers.PEERS[name]
     if not peer.version:
         pytest.skip(f"{peer.package} is not installed")
@@ -106,7 +106,7 @@ def test_floors_count_products_and_what_kernels_touch_but_not_views():
     floors = machine.floors(lambda: (a.t().t() @ b).add_(1))
     assert floors["operations floor ms"] == 2 * 30 * 20 * 10
     with Traffic() as traffic:
-        a.t().reshape(-1, 2, 15)[0]
+        a.t().reshape(-1)[:5]
     copied = 2 * 4 * a.numel()  # to reshape a transposed matrix is to copy it
     assert traffic.num_bytes == copied
     touched = 4 * (30 * 20 + 20 * 10 + 30 * 10) + 2 * 4 * 30 * 10

@@ -24,6 +24,7 @@ def bench(
     repeats: Annotated[int | None, typer.Option(help="turns of each contestant")] = None,
     threads: Annotated[int, typer.Option(help="threads on a CPU")] = 1,
     backbone: Annotated[str, typer.Option(help="conv4 or resnet12 (rounds, runtimes)")] = "conv4",
+    channels: Annotated[str, typer.Option(help="widths of the backbone, as in few-shot")] = "",
     policy: Annotated[
         str, typer.Option(help="importance (cuts are shared) or random (clients)")
     ] = "importance",
@@ -36,7 +37,9 @@ def bench(
         chosen = names or [ALL]
         for name in chosen:
             lookup("benchmark", name, {**BENCHMARKS, ALL: None})
-        setting = Setting(choose_device(device), repeats, threads, quick, backbone, policy)
+        setting = Setting(
+            choose_device(device), repeats, threads, quick, backbone, channels, policy
+        )
         torch.set_num_threads(threads)
         machine = measure_machine(setting)
         facts = (

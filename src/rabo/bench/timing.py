@@ -17,6 +17,7 @@ class Setting(NamedTuple):
     threads: int = 1
     quick: bool = False  # problems so small that their times mean nothing: to see that it runs
     backbone: str = "conv4"
+    channels: str = ""  # of the backbone, if not as the task has them
     policy: str = "importance"
 
     def clock(self) -> float:
@@ -33,21 +34,21 @@ def interleave(
     """Time every contestant in turn; the setting may say how often.
 
     Every turn starts with another contestant, so that a drift of the machine or what the one before
-    left in the caches favours nobody; the collector of cycles runs between calls, not in them.
+    left in the caches favours nobody; the collector of cycles runs between turns, not in them.
     """
     names = list(contestants)
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(-warmup, setting.repeats or repeats):
         first = turn % len(names)
+        gc.collect()
+        gc.disable()
         for name in names[first:] + names[:first]:
-            gc.collect()
-            gc.disable()
             start = setting.clock()
             contestants[name]()
             seconds = setting.clock() - start
-            gc.enable()
             if turn >= 0:
                 times[name].append(seconds)
+        gc.enable()
     return times
 
 

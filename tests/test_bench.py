@@ -1,12 +1,15 @@
 """Every benchmark runs, writes what it promises, and compares things that are equal."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from rabo.bench import BENCHMARKS, peers
+from rabo.bench.clients import peak_bytes
 from rabo.bench.hypergradients import contestants, dense, flat, plain
 from rabo.bench.machine import Machine, Traffic
 from rabo.bench.problems import few_shot, logistic
@@ -98,6 +101,13 @@ def test_a_peer_that_is_installed_is_asked_for_the_same_hypergradient(name):
     if name != "Betty":  # whose conjugate gradients take the residual of the step before
         assert (ours - theirs).norm() < 1e-6 * ours.norm()
     assert theirs.isfinite().all()
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_made_it():
+    ballast = torch.ones(2**27)  # half a gigabyte
+    command = "from rabo.bench.clients import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, check=True)
+    assert 0 < int(done.stdout) < peak_bytes() - ballast.nbytes / 2
 
 
 def test_floors_count_products_and_what_kernels_touch_but_not_views():

@@ -9,6 +9,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,9 +108,22 @@ def _in_new_process(number: int, setting: Setting) -> dict[str, Any]:
 
 def _peak_megabytes(setting: Setting) -> float:
     """The most this process has held, on the device too."""
+    on_device = torch.cuda.max_memory_allocated() if setting.device != "cpu" else 0
+    return (peak_bytes() + on_device) / 1e6
+
+
+def peak_bytes() -> int:
+    """The most of this process that was in memory at a time.
+
+    The system's usage record starts from what the parent had when it made this process; Linux also
+    tells what is its own.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        [line] = [x for x in status.read_text().splitlines() if x.startswith("VmHWM")]
+        return 1024 * int(line.split()[1])
     unit = 1 if sys.platform == "darwin" else 1024
-    held = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (held + (torch.cuda.max_memory_allocated() if setting.device != "cpu" else 0)) / 1e6
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

@@ -99,8 +99,9 @@ def clients(number: int, device: str) -> OnDemand:
 
 
 def _in_new_process(number: int, setting: Setting) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rabo.bench.clients", str(number), json.dumps(setting)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-c", "from rabo.bench.clients import main; main()"]
+    arguments = [str(number), json.dumps(setting)]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{number} clients failed: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -126,5 +127,6 @@ def peak_bytes() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure the number of clients that the command line says, in this process."""
     print(json.dumps(rounds_of(int(sys.argv[1]), Setting(*json.loads(sys.argv[2])))))

@@ -17,7 +17,8 @@ def few_shot(setting: Setting, **options: str) -> Experiment:
     """Ten clients with four 5-way 1-shot tasks each."""
     size = {"channels": setting.channels}
     if setting.quick:
-        size = {"channels": "4", "queries": 1, "tasks": 2}
+        narrow = {"conv4": "4", "resnet12": "4,4,4,4"}[setting.backbone]
+        size = {"channels": narrow, "queries": 1, "tasks": 2}
     return Experiment(
         task="few-shot",
         task_options={"backbone": setting.backbone, **size},

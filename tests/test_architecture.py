@@ -21,8 +21,8 @@ LAYERS = [
     ["tasks", "checkpoint"],
     ["record"],
     ["theory", "experiment", "terminal"],
-    ["comparison"],
-    ["cli_compare"],
+    ["comparison", "bench"],
+    ["cli_compare", "cli_bench"],
     ["cli"],
     ["__main__", "__init__"],
 ]

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
+from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.hypergradients import ESTIMATORS
@@ -35,6 +36,7 @@ app.add_typer(run_app, name="run")
 compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=True)
 app.add_typer(compare_app, name="compare")
 app.command("algorithms")(list_algorithms)
+app.command()(bench)
 
 
 def make_experiment(

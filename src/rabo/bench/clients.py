@@ -19,8 +19,10 @@ from torch import nn
 from rabo.bench.machine import Machine
 from rabo.bench.report import Finding, Target
 from rabo.bench.timing import Setting
+from rabo.clients import Client, OnDemand
+from rabo.federation import Federation
 from rabo.problem import Problem
-from rabo.solve import Client, Federation, OnDemand, make_algorithm
+from rabo.solve import make_algorithm
 
 NUMBERS = (10, 100, 1_000, 10_000)
 WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)

@@ -69,3 +69,7 @@ class Cosine:
 
     def __call__(self, round: int) -> float:
         return self.start * (1 + cos(pi * min(round, self.rounds) / self.rounds)) / 2
+
+
+OUTER_STEPS = {"descent": Descent, "adam": Adam}
+SCHEDULES = {"cosine": Cosine}

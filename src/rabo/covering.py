@@ -26,6 +26,7 @@ class Holders:
     def __init__(self, on_parts: Callable[[Sequence[Part]], None] | None = None):
         self._times: Counter[Part] = Counter()
         self._count: dict[str, Tensor] = {}
+        self._units: Tensor | None = None
         self._on_parts = on_parts
 
     def add(self, part: Part) -> None:
@@ -38,9 +39,19 @@ class Holders:
         self._fold()
         return self._count
 
+    def units(self) -> Tensor | None:
+        """Return how many clients hold each unit; None where none are cut, or single entries."""
+        self._fold()
+        return self._units
+
     def _fold(self) -> None:
-        if self._on_parts and self._times:
-            self._on_parts(list(self._times))
+        parts = list(self._times)
+        if self._on_parts and parts:
+            self._on_parts(parts)
+        if _share_channels(parts):
+            kept = torch.stack([part.kept[:-1] for part in parts]).int()
+            held = torch.tensor(list(self._times.values()), dtype=torch.int32) @ kept
+            self._units = held if self._units is None else self._units + held
         for name, new in _count_holders(self._times).items():
             self._count[name] = self._count[name] + new if name in self._count else new
         self._times.clear()

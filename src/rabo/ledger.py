@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rabo.channels import Channels
 from rabo.covering import Holders, kept_fractions
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
@@ -106,6 +107,21 @@ class Ledger:
     def end(self) -> dict[Level, Coverage]:
         """Close the round and say what it covered."""
         return {"x": self._coverage("x"), "y": self._coverage("y")}
+
+    def by_channel(self, channels: Channels) -> dict[Level, dict[str, list[float]]]:
+        """Return how many clients trained each channel in the round under way, by group.
+
+        Where single entries are cut: the mean over the entries of a row, by tensor.
+        """
+        return {level: self._by_channel(level, channels) for level in LEVELS}
+
+    def _by_channel(self, level: Level, channels: Channels) -> dict[str, list[float]]:
+        holders = self._holders[level]
+        if (units := holders.units()) is None:
+            rows = {n: c.double().reshape(len(c), -1).mean(1) for n, c in holders.count().items()}
+            return {f"{level}.{name}": row.tolist() for name, row in rows.items()}
+        counts = dict(zip(channels.units, units.split(list(channels.units.values())), strict=True))
+        return {group: counts[group].tolist() for group in channels.groups_of[level]}
 
     def round_cost(self) -> Cost:
         """Return what the round under way has cost so far."""

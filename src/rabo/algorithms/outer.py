@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
-from rabo.algorithms.base import State
+from rabo.algorithms.base import HYPERGRADIENT_NORM, State
 from rabo.algorithms.inner import Calibrated
 from rabo.algorithms.steps import Descent, OuterStep
 from rabo.covering import Covered
+from rabo.tree import squared_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class OuterLevel(Calibrated):
             raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
 
     def move_outer(self, state: State, slope: Covered, size: float) -> State:
-        """Step on x; entries nobody covered stay."""
+        """Step on x; entries nobody covered stay. Notes how long the slope is, per unit of α."""
         x, memory = self.outer_step(state.x, slope, size, state.vectors)
-        return replace(state, x=x, vectors={**state.vectors, **memory})
+        norm = float(squared_norm(slope.mean()).sqrt()) * size / self.alpha
+        scalars = {**state.scalars, HYPERGRADIENT_NORM: norm}
+        return replace(state, x=x, vectors={**state.vectors, **memory}, scalars=scalars)

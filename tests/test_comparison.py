@@ -112,7 +112,7 @@ def test_another_target_and_baseline_need_no_further_run(done, monkeypatch):
 def test_an_interrupted_comparison_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     out, begun, run = tmp_path / "out", [], comparison.run
 
-    def watched(experiment, where, on_round):
+    def watched(experiment, where, writers):
         begun.append((experiment.algorithm, experiment.seed))
 
         def stop(done):
@@ -124,9 +124,9 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(tmp_path, monkey
 
     resumed, resume = [], comparison.resume
 
-    def watched_resume(experiment, where, on_round):
+    def watched_resume(experiment, where, writers):
         resumed.append((experiment.algorithm, experiment.seed))
-        return resume(experiment, where, on_round)
+        return resume(experiment, where, writers)
 
     monkeypatch.setattr(comparison, "run", watched)
     monkeypatch.setattr(comparison, "resume", watched_resume)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
+from rabo.cli_report import report
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.federation import Result
 from rabo.hypergradients import ESTIMATORS
@@ -40,6 +41,7 @@ compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=
 app.add_typer(compare_app, name="compare")
 app.command("algorithms")(list_algorithms)
 app.command()(bench)
+app.command()(report)
 
 
 def algorithm_options(

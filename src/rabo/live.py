@@ -162,9 +162,9 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 def coverage(done: Round) -> str:
     """Say who trained what of x and y: C* of the round, and the share trained so far."""
     return " · ".join(
-        f"{level}: at least {c.minimum} clients an entry, {c.ever_trained:.0%} trained"
+        f"C*_{level} {c.minimum}, {c.ever_trained:.0%} trained"
         if c.num_trained
-        else f"{level}: not trained this round, {c.ever_trained:.0%} so far"
+        else f"{level} not trained this round, {c.ever_trained:.0%} so far"
         for level, c in done.coverage.items()
     )
 

@@ -21,6 +21,7 @@ class MLflow:
     """
 
     def __init__(self) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             import mlflow
             import mlflow.entities

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rabo import cli
 from rabo.cli import app
-from rabo.live import PlainLines
+from watchers import OnRound
 
 runner = CliRunner()
 
@@ -108,12 +108,11 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
 
 
 def test_ctrl_c_keeps_the_rounds_that_were_done(tmp_path, monkeypatch):
-    class StopAfterThree(PlainLines):
-        def add(self, done):
-            if done.round == 2:
-                raise KeyboardInterrupt
+    def stop_after_three(done):
+        if done.round == 2:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "view_of", lambda *_: [StopAfterThree(cli.console)])
+    monkeypatch.setattr(cli, "view_of", lambda *_: [OnRound(stop_after_three)])
     out = tmp_path / "a run"
     done = call("run", "quadratic", "--clients", 2, "--rounds", 5, "--out", out, "--quiet")
     assert done.exit_code == 130

@@ -108,9 +108,14 @@ START = Start(Path(), {}, "", False, 3, ())
 )
 def test_every_writer_hears_how_a_run_ended(error, status):
     writers = [Notes(), Notes()]
-    with pytest.raises(error), following(writers, START) as tell:
-        tell("a round")
-        raise error
+
+    def follow():
+        with following(writers, START) as tell:
+            tell("a round")
+            raise error
+
+    with pytest.raises(error):
+        follow()
     assert [writer.heard for writer in writers] == [["begin", "a round", status]] * 2
     with following(writers[:1], START):
         pass

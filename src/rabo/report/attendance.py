@@ -54,8 +54,7 @@ def client_charts(run: Run) -> list[Chart]:
         "Blue: took part, the darker the wider its submodel; red: sat out; empty: not drawn; "
         f"a cross: an answer was not used.{every}"
     )
-    layout = layout_of("rounds", "client")
-    layout["yaxis"] |= {"type": "category"}
+    layout = layout_of("rounds", "client", y_type="category")
     layout["height"] = 180 + 14 * len(clients)
     return [Chart("who took part", about, data, layout)]
 

@@ -55,11 +55,10 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
             "hovertemplate": "%{y}<br>round %{x}: %{z:.3g} clients<extra></extra>",
         }
     ]
-    layout = layout_of("rounds", "")
-    layout["xaxis"] |= {"type": "category", "nticks": 12}
+    layout = layout_of("rounds", "", x_type="category", y_type="category")
+    layout["xaxis"] |= {"nticks": 12}
     short = [plain(_tail(layer)) for layer in layers]
     layout["yaxis"] |= {
-        "type": "category",
         "tickmode": "array",
         "tickvals": middles,
         "ticktext": short,

@@ -34,8 +34,7 @@ def _bars(run: Run, title: str, unit: str, of: Callable[[Spent], float]) -> Char
         }
         for i, phase in enumerate(phases)
     ]
-    layout = layout_of("client", unit)
-    layout["xaxis"] |= {"type": "category"}
+    layout = layout_of("client", unit, x_type="category")
     sums = {p: sum(of(s) for (_, phase), s in run.costs.items() if phase == p) for p in phases}
     whole = max(1.0, sum(sums.values()))
     about = "; ".join(f"{words(phase)} {value / whole:.0%}" for phase, value in sums.items())

@@ -25,12 +25,13 @@ def plain(text: str) -> str:
     return escape(text, quote=False)
 
 
-def layout_of(x: str, y: str) -> dict[str, Any]:
-    return {
-        "xaxis": {"title": {"text": plain(x)}, "automargin": True, "exponentformat": "SI"},
-        "yaxis": {"title": {"text": plain(y)}, "automargin": True, "exponentformat": "SI"},
-        "height": 340,
-    }
+def layout_of(x: str, y: str, x_type: str = "linear", y_type: str = "linear") -> dict[str, Any]:
+    return {"xaxis": _axis(x, x_type), "yaxis": _axis(y, y_type), "height": 340}
+
+
+def _axis(title: str, kind: str) -> dict[str, Any]:
+    numbers = {} if kind == "category" else {"exponentformat": "SI"}
+    return {"title": {"text": plain(title)}, "type": kind, "automargin": True, **numbers}
 
 
 def words(name: str) -> str:

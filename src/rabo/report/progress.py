@@ -127,8 +127,7 @@ def _lines(
             }
         )
         shown.add(run.group)
-    layout = layout_of(x, y)
-    layout["yaxis"] |= {"type": scale}
+    layout = layout_of(x, y, y_type=scale)
     ends = [f"{run.name} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for run, p in lines if p]
     more = f"; and {len(ends) - MOST_NAMED} more" if len(ends) > MOST_NAMED else ""
     return Chart(title, "; ".join(ends[:MOST_NAMED]) + more + ".", data, layout)

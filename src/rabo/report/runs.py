@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from os.path import commonpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,17 +75,20 @@ class Run:
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the runs in folders: of runs, of comparisons, or of several of them."""
-    folders = list(dict.fromkeys(folder for path in paths for folder in _folders(path)))
-    resolved = [folder.resolve() for folder in folders]
-    parents = [folder.parent for folder in resolved]
-    top = Path(commonpath(parents)) if parents else Path()
+    folders = list(dict.fromkeys(f.resolve() for path in paths for f in _folders(path)))
     runs = []
-    for folder, whole in zip(folders, resolved, strict=True):
-        parts = whole.relative_to(top).parts
-        is_seed = len(parts) > 1 and parts[-1].startswith("seed-")
-        group = "/".join(parts[:-1] if is_seed else parts)
-        runs.append(read_run(folder, "/".join(parts), group))
+    for folder, parts in zip(folders, _shortest_names(folders), strict=True):
+        group = parts[:-1] if parts[-1].startswith("seed-") else parts
+        runs.append(read_run(folder, "/".join(parts), "/".join(group)))
     return runs
+
+
+def _shortest_names(folders: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Return the last parts of every path, as many as tell all apart; a seed alone says little."""
+    number_of = 1 + any(folder.name.startswith("seed-") for folder in folders)
+    while len({folder.parts[-number_of:] for folder in folders}) < len(folders):
+        number_of += 1
+    return [folder.parts[-number_of:] for folder in folders]
 
 
 def _folders(path: Path) -> list[Path]:

@@ -25,6 +25,7 @@ LAYERS = [
     ["record"],
     ["theory", "experiment", "terminal"],
     ["comparison", "bench", "live", "report"],
+    ["reproduction"],
     ["cli_compare", "cli_bench", "cli_report"],
     ["cli"],
     ["__main__", "__init__"],

@@ -172,6 +172,20 @@ def test_a_run_that_lacks_a_file_gives_a_page_that_says_so(folder, tmp_path, fil
     assert ("not ended" in page.text) == (file == "summary.json")
 
 
+def test_what_is_kept_of_a_run_of_a_grid_has_lines_too(tmp_path):
+    (tmp_path / "config.json").write_text('{"task": "digits", "rounds": 20}')
+    points = [
+        {"round": 10 * k, "metrics": {"accuracy": k / 4}, "spent": {"multiply_adds": 7 * k}}
+        for k in (1, 2)
+    ]
+    (tmp_path / "curve.jsonl").write_text("\n".join(map(json.dumps, points)))
+    [run] = find_runs([tmp_path])
+    by_round, _, by_work = headline_charts([run])
+    assert (by_round.data[0]["x"], by_round.data[0]["y"]) == ([10, 20], [0.25, 0.5])
+    assert by_work.data[0]["x"] == [7, 14]
+    assert run.status == "not ended, 20 rounds"
+
+
 def test_a_run_that_has_just_begun_gives_a_page(tmp_path):
     (tmp_path / "config.json").write_text('{"task": "digits", "rounds": 9}')
     page = Page(page_of(find_runs([tmp_path]), "/* */"))

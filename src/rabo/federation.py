@@ -247,7 +247,10 @@ class Federation:
     def _round(self, last: int) -> Round:
         number = self.state.round
         present, absent = self._roll_call()
-        self.ledger.begin(self.state.x, self.state.y)
+        is_judged = self.evaluate and (
+            (number + 1) % self.evaluate_every == 0 or number + 1 == last
+        )
+        self.ledger.begin(self.state.x, self.state.y, self.channels if is_judged else None)
         skipped = self._play(present)
         coverage = self.ledger.end()
         self.full_cost = self.full_cost.plus(self._full_cost_of_round())
@@ -255,9 +258,9 @@ class Federation:
         if not skipped and HYPERGRADIENT_NORM in self.state.scalars:
             scalars[HYPERGRADIENT_NORM] = self.state.scalars[HYPERGRADIENT_NORM]
         found, channels = {}, {}
-        if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
+        if self.evaluate and is_judged:
             found = self.evaluate(self.state, self.ledger)
-            channels = self.ledger.by_channel(self.channels)
+            channels = self.ledger.by_channel()
         vectors = {name: value for name, value in found.items() if isinstance(value, Sequence)}
         reached = {name: value for name, value in found.items() if not isinstance(value, Sequence)}
         return Round(

@@ -14,7 +14,7 @@ from rabo.submodel import Cut
 from rabo.tree import Params
 
 HYPERGRADIENT_NORM = "hypergradient_norm"  # a number of the state: of the last step on x
-MOST_CUTS = 64  # that are kept at a time where every client has its own
+MOST_CUTS = 16  # that are kept at a time where every client has its own
 
 
 @dataclass(frozen=True)

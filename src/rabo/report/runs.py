@@ -54,7 +54,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        done, asked = len(self.rounds), number(self.config, "rounds")
+        done = self.rounds[-1]["round"] + 1 if self.rounds else 0
+        asked = number(self.config, "rounds")
         of = f" of {asked:.0f}" if asked and asked != done else ""
         return f"{text(self.summary, 'status') or 'not ended'}, {done}{of} rounds"
 
@@ -116,7 +117,10 @@ def read_run(folder: Path, name: str, group: str) -> Run:
         _object(folder / f, missing) for f in ("config.json", "summary.json")
     )
     run.loss = _object(folder / "loss.json", missing)
-    run.rounds = _lines(folder / "metrics.jsonl", missing)
+    run.rounds = _lines(folder / "metrics.jsonl", missing) or [
+        {**point, "round": point["round"] - 1, "total": point.get("spent")}
+        for point in _lines(folder / "curve.jsonl", missing)  # what is kept of a run of a grid
+    ]
     run.coverage = _lines(folder / "coverage.jsonl", missing)
     run.costs = _costs(folder / "costs.csv", missing)
     picture = folder / "tasks.png"

@@ -76,9 +76,9 @@ class Run:
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the runs in folders: of runs, of comparisons, or of several of them."""
-    folders = list(dict.fromkeys(f.resolve() for path in paths for f in _folders(path)))
+    folders = {f.resolve(): f for path in paths for f in _folders(path)}  # each once, as given
     runs = []
-    for folder, parts in zip(folders, _shortest_names(folders), strict=True):
+    for folder, parts in zip(folders.values(), _shortest_names([*folders]), strict=True):
         group = parts[:-1] if parts[-1].startswith("seed-") else parts
         runs.append(read_run(folder, "/".join(parts), "/".join(group)))
     return runs

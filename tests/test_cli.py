@@ -1,4 +1,5 @@
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -6,8 +7,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from rabo import cli, experiment
+from rabo import cli
 from rabo.cli import app
+from watchers import OnRound
 
 runner = CliRunner()
 
@@ -106,22 +108,45 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
 
 
 def test_ctrl_c_keeps_the_rounds_that_were_done(tmp_path, monkeypatch):
-    def run_and_interrupt(chosen, out, show):
-        def stop_after_three(done):
-            if done.round == 2:
-                raise KeyboardInterrupt
+    def stop_after_three(done):
+        if done.round == 2:
+            raise KeyboardInterrupt
 
-        return experiment.run(chosen, out, stop_after_three)
-
-    monkeypatch.setattr(cli, "run", run_and_interrupt)
-    out = tmp_path / "run"
-    done = call("run", "quadratic", "--clients", 2, "--rounds", 50, "--out", out)
+    monkeypatch.setattr(cli, "view_of", lambda *_: [OnRound(stop_after_three)])
+    out = tmp_path / "a run"
+    done = call("run", "quadratic", "--clients", 2, "--rounds", 5, "--out", out, "--quiet")
     assert done.exit_code == 130
     assert "interrupted" in done.output
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] == 3
+    monkeypatch.undo()
+    command = shlex.split(done.output.partition("to go on: ")[2])
+    assert command == ["rabo", "resume", str(out), "--quiet"]
+    assert call(*command[1:]).exit_code == 0
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 5
+
+
+def test_ctrl_c_before_anything_is_made_asks_for_the_same_command(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupt)
+    done = call("run", "quadratic", "--out", tmp_path / "run")
+    assert done.exit_code == 130
+    assert "give the same command again" in " ".join(done.output.split())
+
+
+def test_quiet_prints_the_result_alone(tmp_path):
+    options = ("quadratic", "--clients", 2, "--rounds", 3)
+    loud = call("run", *options, "--out", tmp_path / "a").output
+    quiet = call("run", *options, "--out", tmp_path / "b", "--quiet").output
+    assert "making data" in loud
+    assert "round 3/3" in loud
+    assert "making data" not in quiet
+    assert "round 3/3" not in quiet
+    assert "of the full model" in quiet
 
 
 def test_a_run_that_diverges_fails_with_client_and_round_and_keeps_its_record(tmp_path):

@@ -3,25 +3,30 @@
 import contextlib
 import ctypes
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
 
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
+from rabo.cli_report import report
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
-from rabo.federation import Result, Round
+from rabo.federation import Result
 from rabo.hypergradients import ESTIMATORS
+from rabo.live import view_of
 from rabo.masks import POLICIES
 from rabo.tasks import TASKS, Task
-from rabo.terminal import console, guarded
+from rabo.terminal import console, errors, guarded
 from rabo.theory import run_theory
+from rabo.writers import MLflow, TensorBoard, Writer
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
@@ -36,6 +41,7 @@ compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=
 app.add_typer(compare_app, name="compare")
 app.command("algorithms")(list_algorithms)
 app.command()(bench)
+app.command()(report)
 
 
 def algorithm_options(
@@ -73,41 +79,70 @@ def algorithm_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="print the result alone")]
+ToTensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="also write all numbers to FOLDER/tensorboard")
+]
+ToMLflow = Annotated[
+    bool,
+    typer.Option(
+        "--mlflow", help="also send all numbers to MLFLOW_TRACKING_URI, or to mlruns beside FOLDER"
+    ),
+]
+
+
 def run_task(
     experiment: Experiment,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
+    quiet: Quiet = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
 ) -> None:
-    title = f"{experiment.task} · {experiment.algorithm}"
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{experiment.task}-{experiment.algorithm}-{stamp}"
-    console.print(f"{title}: making data and clients", highlight=False)
-    with _progress(title, experiment.rounds) as show:
-        result = guarded(lambda: run(experiment, folder, show), folder, _how_to_resume(folder))
-    _print_result(result, folder)
+    follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
+    _print_result(follow(lambda writers: run(experiment, folder, writers)), folder)
 
 
 @app.command("resume")
 def resume_run(
     folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
     rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
+    quiet: Quiet = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
-    title = f"{experiment.task} · {experiment.algorithm}"
-    console.print(f"{title}: making data and clients", highlight=False)
-    with _progress(title, experiment.rounds) as show:
-        result = guarded(
-            lambda: resume(experiment, folder, show, _say), folder, _how_to_resume(folder)
-        )
-    _print_result(result, folder)
+    follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
+    say = partial(_say, to=errors) if quiet else _say  # what is unusual is said in any case
+    _print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder)
 
 
-def _how_to_resume(folder: Path) -> str:
-    return f"; to go on: rabo resume {folder}"
+def _follow(
+    experiment: Experiment,
+    folder: Path,
+    quiet: bool,
+    tensorboard: bool,
+    mlflow: bool,
+    train: Callable[[Sequence[Writer]], Result],
+) -> Result:
+    """Train and show it; what follows the run is opened before anything is made."""
+    flags = {"quiet": quiet, "tensorboard": tensorboard, "mlflow": mlflow}
+    given = "".join(f" --{name}" for name, wished in flags.items() if wished)
+
+    def work() -> Result:
+        kinds = {TensorBoard: tensorboard, MLflow: mlflow}
+        writers = [kind() for kind, wished in kinds.items() if wished]
+        if not quiet:
+            _say(f"{experiment.task} · {experiment.algorithm}: making data and clients")
+        return train([*view_of(console, quiet), *writers])
+
+    return guarded(work, folder, f"; to go on: rabo resume {shlex.quote(str(folder))}{given}")
 
 
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+def _say(text: str, to: Console = console) -> None:
+    to.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
@@ -122,36 +157,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-class _progress:  # noqa: N801 - used like a function
-    """A bar with the newest metrics; one plain line per tenth where there is no terminal."""
-
-    def __init__(self, title: str, rounds: int):
-        self.rounds = rounds
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(title, total=rounds, metrics="")
-
-    def __enter__(self) -> Callable[[Round], None]:
-        self.bar.__enter__()
-        return self.show
-
-    def __exit__(self, *details: Any) -> None:
-        self.bar.__exit__(*details)
-
-    def show(self, done: Round) -> None:
-        text = "  ".join(f"{name} {value:.4g}" for name, value in list(done.metrics.items())[:3])
-        self.bar.update(self.task, completed=done.round + 1, metrics=text)
-        if not console.is_terminal and (done.round + 1) % max(1, self.rounds // 10) == 0:
-            console.print(f"round {done.round + 1}/{self.rounds}  {text}", highlight=False)
 
 
 def _print_result(result: Result, folder: Path) -> None:
@@ -182,7 +187,7 @@ def _print_result(result: Result, folder: Path) -> None:
         why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
         table.add_row("rounds given up", f"{len(skipped)} ({why})")
     console.print(table)
-    console.print(f"run folder               {folder}", highlight=False, soft_wrap=True)
+    _say(f"run folder               {folder}")
 
 
 def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:
@@ -246,6 +251,7 @@ for _name, _kind in TASKS.items():
 def demo(
     rounds: Annotated[int, typer.Option(help="rounds of each run")] = 30,
     out: Annotated[Path | None, typer.Option(help="folder of the runs (runs/demo-...)")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Learn to learn drawn characters: RABO on unequal clients against the full model."""
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
@@ -260,13 +266,15 @@ def demo(
             evaluate_every=max(1, rounds // 3),
         )
         where = folder / name.replace(" ", "-")
-        console.print(f"{name}: {rounds} rounds of 5 clients, capacities {capacities}")
-        with _progress(name, rounds) as show:
-            result = guarded(lambda e=experiment, w=where, s=show: run(e, w, s), where)
+        if not quiet:
+            _say(f"{name}: {rounds} rounds of 5 clients, capacities {capacities}")
+        follow = partial(_follow, experiment, where, quiet, tensorboard=False, mlflow=False)
+        result = follow(train=lambda writers, e=experiment, w=where: run(e, w, writers))
         table.add_row(name, *_demo_row(result))
     console.print(table)
-    console.print(f"pictures of tasks: {folder}/*/tasks.png", highlight=False, soft_wrap=True)
-    console.print(f"folders of the runs: {folder}", highlight=False, soft_wrap=True)
+    _say(f"pictures of tasks: {folder}/*/tasks.png")
+    _say(f"folders of the runs: {folder}")
+    _say(f"as a page: rabo report {shlex.quote(str(folder))}")
 
 
 def _demo_row(result: Result) -> list[str]:

@@ -14,13 +14,16 @@ from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.checkpoint import Checkpoints
 from rabo.errors import lookup
-from rabo.federation import Federation, Result, Round, result_of
+from rabo.federation import Federation, Result, result_of
 from rabo.masks import Importance
 from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, Resources, check_capacity
 from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
 from rabo.solve import make_algorithm
 from rabo.tasks import TASKS, Setup
+from rabo.writers import Start, Writer, following
+
+TOLD = ("versions", "algorithm_settings", "headline", "falls")  # in config.json, for readers alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,26 +163,23 @@ class Experiment:
         return next((why for why, is_so in needs.items() if is_so), "")
 
 
-def run(
-    experiment: Experiment,
-    out: Path,
-    on_round: Callable[[Round], None] = lambda _: None,
-) -> Result:
+def run(experiment: Experiment, out: Path, writers: Sequence[Writer] = ()) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C, failures and kill -9."""
     federation, setup = experiment.federation()
-    with RunFolder(out, _with_settings(experiment, federation)) as folder:
-        return _drive(experiment, federation, setup, folder, on_round)
+    with RunFolder(out, _with_settings(experiment, federation, setup)) as folder:
+        return _drive(experiment, federation, setup, folder, writers)
 
 
-def _with_settings(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+def _with_settings(experiment: Experiment, federation: Federation, setup: Setup) -> dict[str, Any]:
     """Return the options, and for a reader the algorithm with what the task suggests."""
-    return {**experiment.config(), "algorithm_settings": repr(federation.algorithm)}
+    told = {"headline": setup.headline, "falls": setup.falls}
+    return {**experiment.config(), "algorithm_settings": repr(federation.algorithm), **told}
 
 
 def resume(
     experiment: Experiment,
     out: Path,
-    on_round: Callable[[Round], None] = lambda _: None,
+    writers: Sequence[Writer] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Go on with a recorded run from its last checkpoint, to the same bits as without a stop."""
@@ -193,16 +193,16 @@ def resume(
     else:
         federation.restore(found)
         say(f"goes on after {found.state.round} rounds")
-    config = _with_settings(experiment, federation)
+    config = _with_settings(experiment, federation, setup)
     with RunFolder(out, config, federation.state.round) as folder:
-        return _drive(experiment, federation, setup, folder, on_round)
+        return _drive(experiment, federation, setup, folder, writers)
 
 
 def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
     """Read what a folder's run was asked for, of which `rounds` may be raised."""
     try:
         config = json.loads((out / "config.json").read_text())
-        for told in ("versions", "algorithm_settings"):  # for readers alone
+        for told in TOLD:
             config.pop(told, None)
         experiment = Experiment(**config)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -224,32 +224,35 @@ def _drive(
     federation: Federation,
     setup: Setup,
     folder: RunFolder,
-    on_round: Callable[[Round], None],
+    writers: Sequence[Writer],
 ) -> Result:
     """Do the rounds that are missing; a checkpoint of the last one is left in any case."""
     checkpoints = Checkpoints(
         folder.path, experiment.identity(), experiment.checkpoint_every, folder.secure
     )
+    known = folder.config, setup.headline, setup.falls, experiment.rounds
+    start = Start(folder.path, *known, tuple(folder.history))
     status = "failed"
-    try:
-        remaining = experiment.rounds - federation.state.round
-        for done in federation.run(remaining) if remaining else ():
-            folder.add(done)
-            checkpoints.add(federation.snapshot())
-            on_round(done)
-        if setup.finish:
-            setup.finish(federation.state, federation.ledger, folder.path)
-        about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
-        levels = setup.export and setup.export(federation.state, federation.ledger)
-        result_of(federation, folder.history).export(folder.path, levels, about)
-        status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        checkpoints.flush()
-        result = result_of(federation, folder.history)
-        folder.close_with(result, setup.headline, status)
+    with following(writers, start) as tell:
+        try:
+            remaining = experiment.rounds - federation.state.round
+            for done in federation.run(remaining) if remaining else ():
+                folder.add(done)
+                checkpoints.add(federation.snapshot())
+                tell(done)
+            if setup.finish:
+                setup.finish(federation.state, federation.ledger, folder.path)
+            about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
+            levels = setup.export and setup.export(federation.state, federation.ledger)
+            result_of(federation, folder.history).export(folder.path, levels, about)
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            checkpoints.flush()
+            result = result_of(federation, folder.history)
+            folder.close_with(result, setup.headline, status)
     return result
 
 

@@ -7,6 +7,7 @@ parameters, chosen so that this y does well on validation data.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -241,18 +242,21 @@ class Judge:
     test: tuple[Tensor, Tensor]
     counts: Tensor
 
-    def __call__(self, state: State, ledger: Ledger) -> dict[str, float]:
+    def __call__(self, state: State, ledger: Ledger) -> dict[str, Any]:
         per_class = self.per_class(ledger.ever_trained("y", state.y))
-        found = {"balanced_accuracy": float(per_class.mean())}
-        found["full_accuracy"] = (
-            float(self.per_class(state.y).mean())
-            if ledger.summary()["y_trained"] < 1
-            else found["balanced_accuracy"]
-        )
-        return found | {"offset_correlation": self._correlation(state.x)}
+        balanced = full = float(per_class.nanmean())
+        if ledger.summary()["y_trained"] < 1:
+            full = float(self.per_class(state.y).nanmean())
+        return {
+            "balanced_accuracy": balanced,
+            "full_accuracy": full,
+            "offset_correlation": self._correlation(state.x),
+            **self._loss(state.x),
+            "accuracy_per_class": _numbers(per_class),
+        }
 
     def per_class(self, y: Params) -> Tensor:
-        """Return the accuracy on every class that is there to be judged."""
+        """Return the accuracy on every class, NaN where there is nothing to judge it by."""
         model = self._model(y)
         images, labels = self.test
         with torch.no_grad():
@@ -261,7 +265,7 @@ class Judge:
         num_classes = len(self.counts)
         total = torch.zeros(num_classes, dtype=torch.float64, device=labels.device)
         counts = labels.bincount(minlength=num_classes)
-        return (total.index_add(0, labels, right) / counts)[counts > 0]
+        return total.index_add(0, labels, right) / counts
 
     def export(self, state: State, ledger: Ledger) -> dict[str, Mapping[str, Tensor]]:
         """Return the loss's parameters, and the classifier with its norm statistics."""
@@ -283,14 +287,20 @@ class Judge:
 
     def write(self, state: State, ledger: Ledger, out: Path) -> None:
         """Write the tuned loss beside the closed-form logit adjustment."""
-        w, scale, offset = loss_parameters(state.x)
         anchor = (self.counts / self.counts.sum()).log()
         table = {
             "class_counts": self.counts.tolist(),
-            "w": w.tolist(),
-            "delta": scale.tolist(),
-            "l": offset.tolist(),
+            **self._loss(state.x),
             "log_prior": (anchor - anchor.mean()).tolist(),
-            "accuracy_per_class": self.per_class(ledger.ever_trained("y", state.y)).tolist(),
+            "accuracy_per_class": _numbers(self.per_class(ledger.ever_trained("y", state.y))),
         }
         (out / "loss.json").write_text(json.dumps(table, indent=2) + "\n")
+
+    def _loss(self, x: Params) -> dict[str, list[float]]:
+        w, scale, offset = loss_parameters(x)
+        return {"w": w.tolist(), "delta": scale.tolist(), "l": offset.tolist()}
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Return what JSON can hold: None for NaN."""
+    return [None if isnan(value) else value for value in values.tolist()]

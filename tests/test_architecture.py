@@ -26,7 +26,7 @@ LAYERS = [
     ["theory", "experiment", "terminal"],
     ["comparison", "bench"],
     ["reproduction"],
-    ["cli_compare", "cli_bench"],
+    ["cli_compare", "cli_bench", "cli_reproduce"],
     ["cli"],
     ["__main__", "__init__"],
 ]

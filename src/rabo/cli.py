@@ -15,6 +15,7 @@ from rich.table import Table
 
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
+from rabo.cli_reproduce import reproduce
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.federation import Result, Round
 from rabo.hypergradients import ESTIMATORS
@@ -36,6 +37,7 @@ compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=
 app.add_typer(compare_app, name="compare")
 app.command("algorithms")(list_algorithms)
 app.command()(bench)
+app.command()(reproduce)
 
 
 def algorithm_options(

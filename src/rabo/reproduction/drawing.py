@@ -84,7 +84,7 @@ def _reference(
     panel: "Axes", own: Sequence[Record], place: Callable[[Mapping], float], name: str, i: int
 ) -> None:
     """Draw where the full model ended."""
-    end = fmean(100 * record.metrics[record.headline] for record in own)
+    end = fmean(record.value for record in own)
     panel.axhline(end, linewidth=1, label=name, color=_style(i)["color"], linestyle="--")
 
 

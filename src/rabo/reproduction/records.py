@@ -37,6 +37,12 @@ class Record:
         return self.summary["metrics"]
 
     @property
+    def value(self) -> float:
+        """The headline: per cent where it is an accuracy."""
+        scale = 100 if "accuracy" in self.headline else 1
+        return scale * self.metrics[self.headline]
+
+    @property
     def bytes(self) -> int:
         return self.summary["cost"]["bytes_up"] + self.summary["cost"]["bytes_down"]
 
@@ -47,10 +53,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in a setting, over the seeds that were run; values are per cent."""
+    """A method in a setting, over the seeds that were run; accuracies are per cent."""
 
     setting: str
     method: str
+    headline: str
     paper: float | None
     value: float | None  # None: some seed diverged
     interval: float | None
@@ -111,7 +118,7 @@ def check_expectations(grid: Grid, records: Sequence[Record]) -> None:
 
 
 def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
-    mean, interval, over = spread([100 * r.metrics[r.headline] for r in own if not r.diverged])
+    mean, interval, over = spread([r.value for r in own if not r.diverged])
     if len(own) == 1 and "interval" in own[0].metrics:
         interval, over = 100 * own[0].metrics["interval"], "test tasks"
     if any(r.diverged for r in own):
@@ -122,6 +129,7 @@ def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
     return Cell(
         setting,
         method,
+        own[0].headline,
         grid.content.get("paper", {}).get("numbers", {}).get(setting, {}).get(label),
         mean,
         interval,

@@ -30,7 +30,7 @@ def choose(grid: Grid, records: Sequence[Record]) -> dict[str, Mapping[str, Any]
 def _mean(records: Sequence[Record]) -> float:
     if not records or any(record.diverged for record in records):
         return float("-inf")
-    mean, _, _ = spread([record.metrics[record.headline] for record in records])
+    mean, _, _ = spread([record.value for record in records])
     return float("-inf") if mean is None else mean
 
 
@@ -73,4 +73,4 @@ def _reached(records: Sequence[Record]) -> str:
     if not records:
         return "not run yet"
     mean = _mean(records)
-    return "diverged" if mean == float("-inf") else f"{100 * mean:.2f}"
+    return "diverged" if mean == float("-inf") else f"{mean:.2f}"

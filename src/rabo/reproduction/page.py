@@ -1,6 +1,7 @@
 """The page of results: written text with tables, figures and verdicts from the runs."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,12 +63,7 @@ def _figure(results: Path, name: str, path: Path) -> str:
     if not figure.exists():
         return NOTHING
     title = load_grid(name).content["title"]
-    return f"![{title}]({_relative(figure, path.parent)})"
-
-
-def _relative(target: Path, folder: Path) -> str:
-    up = len(folder.resolve().parts) - len(Path.cwd().parts)
-    return "../" * up + target.resolve().relative_to(Path.cwd()).as_posix()
+    return f"![{title}]({os.path.relpath(figure, path.parent)})"
 
 
 def _runs(results: Path, name: str) -> str:

@@ -100,10 +100,12 @@ def _second_order_free(results: Results) -> Iterator[Verdict]:
             if not own or not other or own.value is None or other.value is None:
                 yield Verdict(target, setting, "", None)
                 continue
-            work = own.multiply_adds / other.multiply_adds
+            work = round(100 * own.multiply_adds / other.multiply_adds, 1)  # as it is shown
             near = own.value >= other.value - 1
-            numbers = f"{own.value:.2f} and {other.value:.2f}, multiply-adds {100 * work:.1f} %"
-            yield Verdict(target, setting, numbers, near and work <= 1 and own.bytes <= other.bytes)
+            numbers = f"{own.value:.2f} and {other.value:.2f}, multiply-adds {work} %"
+            yield Verdict(
+                target, setting, numbers, near and work <= 100 and own.bytes <= other.bytes
+            )
 
 
 def _above_single_level(results: Results) -> Iterator[Verdict]:

@@ -12,8 +12,6 @@ from rabo.comparison import confidence
 from rabo.reproduction.grid import Changes, Grid, Run
 from rabo.reproduction.sweep import is_done
 
-NO_CHANGES = Changes()
-
 
 @dataclass(frozen=True)
 class Record:
@@ -69,13 +67,13 @@ class Cell:
     seconds: float | None
 
 
-def read_records(grid: Grid, out: Path, only: Sequence[str] = ()) -> list[Record]:
+def read_records(grid: Grid, out: Path) -> list[Record]:
     """Return the runs that have ended, over however many seeds there are."""
     seeds = grid.content["seeds"]
-    while any(_exists(run, out) for run in _of_seed(grid, seeds)):
+    while any(is_done(out / run.folder) for run in _of_seed(grid, seeds)):
         seeds += 1
     found = []
-    for run in grid.runs(Changes(seeds=seeds, only=only)):
+    for run in grid.runs(Changes(seeds=seeds)):
         folder = out / run.folder
         if is_done(folder):
             texts = {n: (folder / f"{n}.json").read_text() for n in ("config", "summary")}
@@ -87,10 +85,6 @@ def read_records(grid: Grid, out: Path, only: Sequence[str] = ()) -> list[Record
 
 def _of_seed(grid: Grid, seed: int) -> list[Run]:
     return [run for run in grid.runs(Changes(seeds=seed + 1)) if run.experiment.seed == seed]
-
-
-def _exists(run: Run, out: Path) -> bool:
-    return is_done(out / run.folder)
 
 
 def grouped(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:

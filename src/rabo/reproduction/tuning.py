@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rabo.checkpoint import write_atomically
-from rabo.reproduction.grid import Grid, with_tuned
+from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped, spread
 
 
@@ -47,8 +47,10 @@ def write_choice(grid: Grid, records: Sequence[Record], tuned: Path) -> dict[str
     check_validation(grid, records)
     chosen = choose(grid, records)
     if chosen:
-        content = with_tuned(tuned, grid.content["tuned"], chosen)
-        text = json.dumps(content, indent=2) + "\n"
+        known = json.loads(tuned.read_text()) if tuned.exists() else {}
+        family = grid.content["tuned"]
+        known[family] = {**known.get(family, {}), **chosen}
+        text = json.dumps(known, indent=2) + "\n"
         tuned.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(tuned, text.encode())
     return chosen

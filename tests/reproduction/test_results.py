@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabo.reproduction.collect import collect
+from rabo.reproduction.drawing import panels_by_setting
 from rabo.reproduction.estimators import dense_hypergradient, measure_estimators, read_rows
 from rabo.reproduction.grid import Changes, Grid, load_grid
 from rabo.reproduction.page import NOTHING, fill, write_page
@@ -94,6 +95,31 @@ def test_costs_are_relative_to_the_baseline_of_the_same_heads(tmp_path):
         (s.method, s.what): (s.paper, s.ours) for s in shares_of(grid, read_records(grid, tmp_path))
     }
     assert found == {("rabo", "multiply_adds"): (26.7, 25.0), ("rabo", "bytes"): (26.7, 25.0)}
+
+
+FIGURES = ("figure-convergence", "study-efficiency", "figure-cost", "figure-coverage")
+
+
+@pytest.mark.parametrize("name", [*FIGURES, "figure-tuning", "figure-tuning-cost"])
+def test_a_figure_shows_all_seeds_of_what_was_run(tmp_path, name):
+    grid = load_grid(name)
+    setting = list(grid.settings)[-1]
+    cells = {(setting, method): [0.4, 0.6] for method in grid.methods(setting)}
+    fake_runs(tmp_path, grid, cells, coverage={"x_min": 2})
+    said = collect(grid, tmp_path, tmp_path / "tuned.json")
+    assert said == [f"{name}: {2 * len(cells)} runs, tables in {tmp_path / name}"]
+    assert (tmp_path / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_methods_with_a_shared_head_are_drawn_apart(tmp_path):
+    grid = load_grid("study-efficiency")
+    setting = "5-way-5-shot"
+    fake_runs(tmp_path, grid, {(setting, m): [0.5] for m in ("rabo", "static", "rabo-shared")})
+    rows = panels_by_setting(grid, read_records(grid, tmp_path), ["bytes", "multiply_adds"])
+    found = [[(panel.axis, list(panel.lines)) for panel in row] for row in rows]
+    own, shared = ["Static", "RABO"], ["RABO, shared head"]
+    axes = ("bytes", "multiply_adds")
+    assert found == [[(axis, lines)] for lines in (own, shared) for axis in axes]
 
 
 @given(st.floats(0.5, 1), st.sampled_from(list(AIMS)))

@@ -41,15 +41,22 @@ class Panel(NamedTuple):
 def draw_curves(grid: Grid, records: Sequence[Record], path: Path) -> None:
     """Draw accuracy against rounds: a panel per setting, or per method where the grid says so."""
     by_method = grid.content.get("panels") == "methods"
-    _draw(_by_method(grid, records) if by_method else _by_setting(grid, records, ["rounds"]), path)
+    _draw(
+        panels_by_method(grid, records)
+        if by_method
+        else panels_by_setting(grid, records, ["rounds"]),
+        path,
+    )
 
 
 def draw_efficiency(grid: Grid, records: Sequence[Record], path: Path) -> None:
     """Draw accuracy against what was sent and against what was computed."""
-    _draw(_by_setting(grid, records, ["bytes", "multiply_adds"]), path)
+    _draw(panels_by_setting(grid, records, ["bytes", "multiply_adds"]), path)
 
 
-def _by_setting(grid: Grid, records: Sequence[Record], axes: Sequence[str]) -> list[list[Panel]]:
+def panels_by_setting(
+    grid: Grid, records: Sequence[Record], axes: Sequence[str]
+) -> list[list[Panel]]:
     """Return a column per setting; methods with a shared head have rows of their own."""
     groups = _drawable(records)
     settings = [s for s in grid.settings if any(key[0] == s for key in groups)]
@@ -72,7 +79,7 @@ def _by_setting(grid: Grid, records: Sequence[Record], axes: Sequence[str]) -> l
     return rows
 
 
-def _by_method(grid: Grid, records: Sequence[Record]) -> list[list[Panel]]:
+def panels_by_method(grid: Grid, records: Sequence[Record]) -> list[list[Panel]]:
     """Return a panel per method, with a line per setting."""
     groups = _drawable(records)
     row = []

@@ -153,15 +153,15 @@ def _mean(
 
 
 def draw_estimators(grid: Grid, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the error against rounds, and against work."""
-    figure, (by_round, by_work) = new_figure(2)
+    """Draw the error against rounds, and against what an estimate takes."""
+    figure, (by_round, by_cost) = new_figure(2)
     watched = sorted({row["round"] for row in rows})
     for i, name in enumerate(grid.content["estimators"]):
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
         errors = [_mean(rows, name, "error", round) for round in watched]
         by_round.plot(watched, errors, color=colour, marker=marker, linewidth=1, label=name)
-        work = _mean(rows, name, "multiply_adds") / 1e6
-        by_work.plot([work], [fmean(errors)], color=colour, marker=marker, ls="", label=name)
+        cost = _mean(rows, name, "evaluations")
+        by_cost.plot([cost], [fmean(errors)], color=colour, marker=marker, ls="", label=name)
     label(by_round, "during training", "round", "relative error", "linear-log")
-    label(by_work, "for what it costs", "multiply-adds (millions)", "relative error")
+    label(by_cost, "for what it costs", "gradients of f or g", "relative error")
     save(figure, path)

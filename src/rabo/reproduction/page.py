@@ -19,6 +19,7 @@ from rabo.reproduction.tuning import candidates_table
 TEMPLATE = "page.md"
 PLACE = re.compile(r"^\{\{(\w+)(?: ([\w-]+))?\}\}$", re.MULTILINE)
 NOTHING = "Not run yet."
+MOST_VALUES = 4  # of an option that are told
 
 
 def write_page(results: Path, path: Path) -> None:
@@ -80,13 +81,13 @@ def _facts(versions: Sequence[dict[str, str]], records: Sequence[Record]) -> str
         return NOTHING
     found = [*versions, *(record.summary["versions"] for record in records)]
     software = dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in found)
-    facts = [f"{len(found)} runs", *software]
+    facts = [f"Runs: {len(found)}", *software]
     if records:
         seeds = sorted({record.run.experiment.seed for record in records})
         facts.append(f"seeds {', '.join(map(str, seeds))}")
         for option in ("rounds", "clients", "capacities"):
             values = dict.fromkeys(str(record.config[option]) for record in records)
-            facts.append(f"{option} {' or '.join(values)}")
+            facts += [f"{option} {' or '.join(values)}"] if len(values) <= MOST_VALUES else []
         shared = _shared([record.config["task_options"] for record in records])
         facts += [describe(shared)] if shared else []
         facts += dict.fromkeys(record.summary["device"] for record in records)

@@ -30,7 +30,7 @@ def write_tables(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
         rows = csv.writer(file)
         rows.writerow([field.name for field in fields(Cell)])
         rows.writerows(asdict(cell).values() for cell in cells)
-    (out / "table.md").write_text(markdown(grid, cells) + "\n")
+    (out / "table.md").write_text(f"{markdown(grid, cells)}\n\n{NOTE}\n")
 
 
 def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
@@ -46,9 +46,7 @@ def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
     if grid.content.get("rows") == "settings":
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    seeds = sorted({cell.num_seeds for cell in cells})
-    return f"{table}\n\n{NOTE} Seeds: {' to '.join(map(str, seeds))}."
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _text(grid: Grid, found: Mapping[tuple[str, str], Cell], setting: str, method: str) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from fakes import fake_run, fake_runs
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabo.reproduction.collect import collect
@@ -122,6 +122,7 @@ def test_methods_with_a_shared_head_are_drawn_apart(tmp_path):
     assert found == [[(axis, lines)] for lines in (own, shared) for axis in axes]
 
 
+@settings(max_examples=15)
 @given(st.floats(0.5, 1), st.sampled_from(list(AIMS)))
 def test_a_target_is_met_from_the_papers_number_on(tmp_path_factory, value, setting):
     out = tmp_path_factory.mktemp("out")

@@ -44,27 +44,39 @@ def test_one_seed_has_the_interval_over_test_tasks(tmp_path):
     assert "| RABO | 76.05 / **80.00** ± 1.00* (70.00) |" in text
 
 
-def test_tuning_chooses_the_best_candidate_of_methods_that_were_tried_in_full(tmp_path):
+def candidates(grid, method):
+    return [own["run"]["algorithm_options"] for own in grid.methods(method).values()]
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_tuning_chooses_the_best_candidate_of_methods_that_were_tried_in_full(
+    tmp_path_factory, data
+):
+    out = tmp_path_factory.mktemp("out")
     grid = load_grid("tuning-few-shot")
-    reached = {1: 0.3, 2: 0.5, 3: 0.9, 4: 0.7, 5: 0.2, 6: 0.1}
-    fake_runs(tmp_path, grid, {("rabo", f"candidate-{i}"): [v] for i, v in reached.items()})
-    fake_runs(tmp_path, grid, {("static", "candidate-1"): [0.9]})
-    records = read_records(grid, tmp_path)
-    assert choose(grid, records) == {"rabo": {"alpha": 1.0}}
-    tuned = tmp_path / "tuned.json"
+    tried = candidates(grid, "rabo")
+    reached = data.draw(st.permutations([0.1 * i for i in range(1, len(tried) + 1)]))
+    values = {("rabo", f"candidate-{i}"): [v] for i, v in enumerate(reached, start=1)}
+    fake_runs(out, grid, {**values, ("static", "candidate-1"): [0.9]})
+    best = tried[reached.index(max(reached))]
+    records = read_records(grid, out)
+    assert choose(grid, records) == {"rabo": best}
+    tuned = out / "tuned.json"
     tuned.write_text(json.dumps({"few-shot": {"oap": {"beta": 1}}, "other": {}}))
     write_choice(grid, records, tuned)
-    family = {"oap": {"beta": 1}, "rabo": {"alpha": 1.0}}
+    family = {"oap": {"beta": 1}, "rabo": best}
     assert json.loads(tuned.read_text()) == {"few-shot": family, "other": {}}
 
 
 def test_a_candidate_that_diverged_is_not_chosen(tmp_path):
     grid = load_grid("tuning-few-shot")
-    values = {("rabo", f"candidate-{i}"): [0.1 * i] for i in range(1, 6)}
+    tried = candidates(grid, "rabo")
+    values = {("rabo", f"candidate-{i}"): [0.1 * i] for i in range(1, len(tried))}
     fake_runs(tmp_path, grid, values)
-    fake_runs(tmp_path, grid, {("rabo", "candidate-6"): [1.0]}, status="failed")
-    best = grid.methods("rabo")["candidate-5"]["run"]["algorithm_options"]
-    assert choose(grid, read_records(grid, tmp_path)) == {"rabo": best}
+    last = ("rabo", f"candidate-{len(tried)}")
+    fake_runs(tmp_path, grid, {last: [1.0]}, status="failed")
+    assert choose(grid, read_records(grid, tmp_path)) == {"rabo": tried[-2]}
 
 
 def test_tuning_refuses_runs_that_saw_test_data(tmp_path):
@@ -115,11 +127,14 @@ def test_methods_with_a_shared_head_are_drawn_apart(tmp_path):
     grid = load_grid("study-efficiency")
     setting = "5-way-5-shot"
     fake_runs(tmp_path, grid, {(setting, m): [0.5] for m in ("rabo", "static", "rabo-shared")})
+    fake_runs(tmp_path, grid, {("5-way-1-shot", "rabo"): [0.5]})
     rows = panels_by_setting(grid, read_records(grid, tmp_path), ["bytes", "multiply_adds"])
     found = [[(panel.axis, list(panel.lines)) for panel in row] for row in rows]
+    collect(grid, tmp_path, tmp_path / "tuned.json")  # draws no empty panel
     own, shared = ["Static", "RABO"], ["RABO, shared head"]
     axes = ("bytes", "multiply_adds")
-    assert found == [[(axis, lines)] for lines in (own, shared) for axis in axes]
+    both = [(["RABO"], own), ([], shared)]
+    assert found == [[(axis, a), (axis, b)] for a, b in both for axis in axes]
 
 
 @settings(max_examples=15)

@@ -105,6 +105,9 @@ def _draw(rows: Sequence[Sequence[Panel]], path: Path) -> None:
     places = figure.subplots(len(rows), columns, squeeze=False)
     for row, own in zip(rows, places, strict=True):
         for panel, place in zip(row, own, strict=True):
+            if not panel.lines:
+                place.set_axis_off()
+                continue
             name, along = AXES[panel.axis]
             for i, (text, records) in enumerate(panel.lines.items()):
                 is_level = text in panel.levels

@@ -14,7 +14,7 @@ from rabo.theory.plots import COLOURS, figure_class, label, new_figure, save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHARED = "-shared"  # how names of methods with one head for all tasks end
+SHARED, SHARED_LABEL = "-shared", ", shared head"  # how methods with one head for all tasks end
 LEVELS = ("saddlebrown", "black")
 AXES = {
     "rounds": ("rounds", lambda point: point["round"]),
@@ -73,7 +73,7 @@ def panels_by_setting(
                 }
                 levels = [about["label"] for m, about in own if m in grid.content.get("lines", ())]
                 title = grid.settings[setting].get("label", setting)
-                row.append(Panel(title + (", shared head" * ending), axis, lines, levels))
+                row.append(Panel(title + SHARED_LABEL * ending, axis, lines, levels))
             if any(panel.lines for panel in row):
                 rows.append(row)
     return rows
@@ -103,18 +103,24 @@ def _draw(rows: Sequence[Sequence[Panel]], path: Path) -> None:
     size = (4.4 * columns, 4.6 * len(rows))
     figure = figure_class()(figsize=size, layout="constrained", dpi=110)
     places = figure.subplots(len(rows), columns, squeeze=False)
+    labels = [_without_head(text) for row in rows for panel in row for text in panel.lines]
+    order = list(dict.fromkeys(labels))  # a method looks the same in all panels
     for row, own in zip(rows, places, strict=True):
         for panel, place in zip(row, own, strict=True):
             if not panel.lines:
                 place.set_axis_off()
                 continue
             name, along = AXES[panel.axis]
-            for i, (text, records) in enumerate(panel.lines.items()):
-                is_level = text in panel.levels
+            for text, records in panel.lines.items():
+                is_level, i = text in panel.levels, order.index(_without_head(text))
                 (_level if is_level else _band)(place, records, along, text, i)
             scale = "linear-linear" if panel.axis == "rounds" else "log-linear"
             label(place, panel.title, name, "accuracy (%)", scale)
     save(figure, path)
+
+
+def _without_head(text: str) -> str:
+    return text.removesuffix(SHARED_LABEL)
 
 
 def _style(i: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What the results are meant to show, and whether they do: every verdict comes with its numbers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
@@ -17,6 +18,7 @@ FEW_SHOT_COSTS |= {("rabo", "bytes"): 26.7, ("rafbo", "bytes"): 26.7}
 LOSS_COSTS = {("rabo", "multiply_adds"): 50.0, ("rafbo", "multiply_adds"): 25.0}
 LOSS_COSTS |= {("rabo", "bytes"): 25.0, ("rafbo", "bytes"): 25.0}
 NAMES = {"rabo": "RABO", "rafbo": "RAFBO", "multiply_adds": "multiply-adds", "bytes": "bytes"}
+HEADS = {"": "", "-shared": " with a shared head"}
 SLACK = 0.05  # per cent of a cost: the paper's numbers have one decimal
 
 
@@ -73,7 +75,7 @@ def _at_least(
     values = _values(cells, setting, method)
     asked = ", ".join(f"{name} {bound:.2f}" for name, bound in bounds.items())
     if values is None:
-        return Verdict(target, setting, asked, None)
+        return Verdict(target, setting, "", None)
     return Verdict(target, setting, f"{values[0]:.2f}; {asked}", values[0] >= max(bounds.values()))
 
 
@@ -94,7 +96,7 @@ def _against_the_paper(results: Results) -> Iterator[Verdict]:
 def _second_order_free(results: Results) -> Iterator[Verdict]:
     cells = results.cells("table-1")
     for heads in ("-shared", ""):
-        target = f"RAFBO{heads.replace('-', ', ')} within 1 point of RABO at lower or equal cost"
+        target = f"RAFBO{HEADS[heads]} within 1 point of RABO at lower or equal cost"
         for setting in AIMS:
             own, other = (cells.get((setting, f"{name}{heads}")) for name in ("rafbo", "rabo"))
             if not own or not other or own.value is None or other.value is None:
@@ -111,7 +113,7 @@ def _second_order_free(results: Results) -> Iterator[Verdict]:
 def _above_single_level(results: Results) -> Iterator[Verdict]:
     cells = results.cells("table-1")
     for heads in ("-shared", ""):
-        named = f"RABO{heads.replace('-', ', ')}"
+        named = f"RABO{HEADS[heads]}"
         for setting in AIMS:
             own = cells.get((setting, f"rabo{heads}"))
             others = [cells.get((setting, f"{name}{heads}")) for name in SUBMODELS]
@@ -138,7 +140,7 @@ def _costs(
     for (method, what), bound in bounds.items():
         for variant in variants:
             for setting in settings:
-                target = f"{NAMES[method]}{variant.replace('-', ', ')}: {NAMES[what]} at most "
+                target = f"{NAMES[method]}{HEADS[variant]}: {NAMES[what]} at most "
                 target += f"{bound:g} % of FedMBO's"
                 share = shares.get((setting, f"{method}{variant}", what))
                 if share is None:
@@ -165,7 +167,7 @@ def _scalability(results: Results) -> Iterator[Verdict]:
             few, many = (
                 _values(cells, f"5-way-{shots}-shot-{n}-clients", method) for n in (10, 50)
             )
-            target, setting = "50 clients at most 4 points below 10", f"{shots}-shot, {method}"
+            target, setting = "50 clients at most 4 points below 10", f"{method} {shots}-shot"
             if few is None or many is None:
                 yield Verdict(target, setting, "", None)
             else:
@@ -195,9 +197,16 @@ def targets_table(results: Results) -> str:
     """Return all verdicts, those of a target together."""
     words = {True: "met", False: "**missed**", None: "not run yet"}
     lines = ["| target | setting | ours | |", "|---|---|---|---|"]
-    before = ""
-    for found in verdicts(results):
-        target = found.target if found.target != before else ""
-        before = found.target
-        lines.append(f"| {target} | {found.setting} | {found.numbers} | {words[found.met]} |")
+    for target, own in groupby(verdicts(results), key=lambda verdict: verdict.target):
+        for met, some in groupby(own, key=lambda verdict: verdict.met):
+            for found in _joined(list(some)) if met is None else some:
+                lines.append(f"| {target} | {found.setting} | {found.numbers} | {words[met]} |")
+                target = ""
     return "\n".join(lines)
+
+
+def _joined(waiting: Sequence[Verdict]) -> list[Verdict]:
+    """Put what was not run at all into one line."""
+    begun = [verdict for verdict in waiting if verdict.numbers]
+    rest = ", ".join(verdict.setting for verdict in waiting if not verdict.numbers)
+    return begun + ([Verdict(waiting[0].target, rest, "", None)] if rest else [])

@@ -26,7 +26,7 @@ LAYERS = [
     ["theory", "experiment", "terminal"],
     ["comparison", "bench", "live", "report"],
     ["reproduction"],
-    ["cli_compare", "cli_bench", "cli_report"],
+    ["cli_compare", "cli_bench", "cli_report", "cli_reproduce"],
     ["cli"],
     ["__main__", "__init__"],
 ]

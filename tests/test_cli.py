@@ -187,3 +187,14 @@ def test_a_run_that_is_told_to_end_keeps_its_record(tmp_path):
         process.kill()
         process.wait()
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
+    asked = ["reproduce", "study-errata", "--only", "erratum-6/*/seed-0", "--device", "cpu"]
+    done = call(*asked, "--rounds", 2, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "[2/2] erratum-6/corrected/seed-0: gradient norm" in done.output
+    assert "corrected" in (tmp_path / "study-errata" / "table.md").read_text()
+    assert call(*asked, "--rounds", 3, "--out", tmp_path).exit_code == 1  # holds other runs
+    assert call(*asked, "--seeds", 2, "--limit", 0, "--out", tmp_path / "new").exit_code == 3
+    assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1

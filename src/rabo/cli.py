@@ -18,6 +18,7 @@ from rich.table import Table
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_report import report
+from rabo.cli_reproduce import reproduce
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.federation import Result
 from rabo.hypergradients import ESTIMATORS
@@ -42,6 +43,7 @@ app.add_typer(compare_app, name="compare")
 app.command("algorithms")(list_algorithms)
 app.command()(bench)
 app.command()(report)
+app.command()(reproduce)
 
 
 def algorithm_options(

@@ -26,12 +26,15 @@ def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
     try:
         return work()
     except KeyboardInterrupt:
-        errors.print(
-            f"[yellow]interrupted[/]: the rounds so far are in {folder}{advice}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _tell(f"[yellow]interrupted[/]: the rounds so far are in {folder}{advice}")
         raise typer.Exit(130) from None
-    except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
-        errors.print(f"[red]error[/]: {error}", highlight=False, soft_wrap=True)
+    except (FileExistsError, NotADirectoryError):
+        _tell(f"[red]error[/]: a file is in the way of the folder {folder}; choose another --out")
         raise typer.Exit(1) from None
+    except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
+        _tell(f"[red]error[/]: {error}")
+        raise typer.Exit(1) from None
+
+
+def _tell(text: str) -> None:
+    errors.print(text, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from pages import PAGES, blocks_of
 
 from rabo.cli import app
 
-AT_ONCE = ("--help", "--install-completion", "--show-completion")  # done as soon as they are read
+AT_ONCE = {"--help", "--install-completion", "--show-completion"}  # done as soon as they are read
 
 
 def commands_of(page):
@@ -36,11 +36,11 @@ def rabo_commands(page):
 def parse(words):
     """Read a command down to its last option without running it; raise what is wrong with it."""
     name, command, context = "rabo", typer.main.get_command(app), None
+    if words[0] in AT_ONCE:
+        assert words[0] in {option for parameter in command.params for option in parameter.opts}
+        return
+    words = [word for word in words if word not in AT_ONCE]
     while words:
-        if any(word in AT_ONCE for word in words):
-            known = {option for parameter in command.params for option in parameter.opts}
-            assert known | {"--help"} >= {words[0]}
-            return
         context = command.make_context(name, list(words), parent=context)
         if not hasattr(command, "resolve_command"):
             return

@@ -3,7 +3,6 @@
 import nbclient
 import nbformat
 import pytest
-from jupyter_client import AsyncKernelManager
 from pages import ROOT, numbers_and_rest
 
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
@@ -21,10 +20,8 @@ def num_pictures(notebook):
 
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path):
     shown, fresh = (nbformat.read(NOTEBOOK, as_version=4) for _ in range(2))
-    manager = AsyncKernelManager(kernel_name="python3", transport="ipc")
-    nbclient.NotebookClient(
-        fresh, km=manager, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(fresh, timeout=120, kernel_name="python3", resources=where).execute()
     values, texts = numbers_and_rest(printed(fresh))
     expected, words = numbers_and_rest(printed(shown))
     assert texts == words

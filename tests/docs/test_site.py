@@ -1,4 +1,4 @@
-"""The site builds without a warning, shows what is in the source, and loads nothing from elsewhere."""
+"""The site builds without a warning, shows what is in the source, and loads nothing else."""
 
 import html
 import inspect

@@ -35,13 +35,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 run_app = typer.Typer(
-    help="Run an algorithm on a task.",
+    help="Run an algorithm on a task; the folder of the run has all that happened.",
     epilog="Example: rabo run digits --capacities 1,1/2,1/4 --rounds 20 --out runs/first",
     no_args_is_help=True,
 )
 app.add_typer(run_app, name="run")
 compare_app = typer.Typer(
-    help="Compare algorithms on a task.",
+    help="Compare algorithms on a task: the same data and seeds, what they reach and cost.",
     epilog="Example: rabo compare digits --algorithms rabo,fedmbo,fedavg --seeds 3 --rounds 20",
     no_args_is_help=True,
 )
@@ -261,7 +261,7 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 for _name, _kind in TASKS.items():
     _example = f"Example: rabo run {_name} {_kind.example}"
     run_app.command(_name, epilog=_example)(_command_for(_name, _kind, run_task))
-    _example = f"Example: rabo compare {_name} --algorithms rabo,fedavg --seeds 2"
+    _example = f"Example: rabo compare {_name} --algorithms rabo,fedavg --seeds 2 {_kind.example}"
     compare_app.command(_name, epilog=_example)(_command_for(_name, _kind, compare_task))
 
 

@@ -53,7 +53,7 @@ def check_at_least_one(task: Any, *names: str) -> None:
 class Task(Protocol):
     """A frozen dataclass whose fields are the options of `rabo run TASK`."""
 
-    example: ClassVar[str]  # options of a run to begin with, for its help
+    example: ClassVar[str]  # options to begin with, for the help of its commands
 
     def build(
         self, capacities: Sequence[Resources], rounds: int, seed: int, device: str

@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,12 @@ from rabo.tasks import TASKS, Task
 from rabo.terminal import console, guarded
 from rabo.theory import run_theory
 
-KNOWN = {"algorithm": ALGORITHMS, "runtime": RUNTIMES, "device": ("auto", "cpu", "cuda")}
+KNOWN = {
+    "algorithm": tuple(ALGORITHMS),
+    "runtime": ("auto", *RUNTIMES),
+    "device": ("auto", "cpu", "cuda"),
+    "aggregate": ("mean", "median", "trimmed"),
+}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
     help="Federated bilevel optimisation on submodels that fit each client.",
@@ -50,9 +55,9 @@ app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 
 
-def _option(text: str, names: Iterable[str] | None = None) -> Any:
+def _option(text: str, names: tuple[str, ...] = ()) -> Any:
     """Make an option with its help; the tab key completes names that are known."""
-    if names is None:
+    if not names:
         return typer.Option(help=text)
     return typer.Option(
         help=text, autocompletion=lambda incomplete: [n for n in names if n.startswith(incomplete)]
@@ -61,10 +66,12 @@ def _option(text: str, names: Iterable[str] | None = None) -> Any:
 
 def algorithm_options(
     policy: Annotated[
-        str | None, _option(f"which channels a client trains: {', '.join(POLICIES)}", POLICIES)
+        str | None,
+        _option(f"which channels a client trains: {', '.join(POLICIES)}", tuple(POLICIES)),
     ] = None,
     hypergradient: Annotated[
-        str | None, _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", ESTIMATORS)
+        str | None,
+        _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", tuple(ESTIMATORS)),
     ] = None,
     hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
     alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
@@ -240,7 +247,7 @@ def _fields_of(kind: Any, *without: str) -> list[inspect.Parameter]:
         if option.name in without:
             continue
         plain, text = get_args(hints[option.name])[:2]
-        annotation = Annotated[plain, _option(text, KNOWN.get(option.name))]
+        annotation = Annotated[plain, _option(text, KNOWN.get(option.name, ()))]
         default = option.default if option.default is not MISSING else ...
         found.append(_parameter(option.name, default, annotation))
     return found

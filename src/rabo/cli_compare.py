@@ -167,19 +167,9 @@ def _price(price: Price | None, seeds: int) -> list[str]:
     return [f"{price.rounds:.4g}{some}", short(price.multiply_adds), f"{short(price.bytes)}B"]
 
 
-def list_algorithms() -> None:
-    """List all algorithms: what a round exchanges, and where they come from."""
-    for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
-        table = Table(*rows[0], box=SIMPLE_HEAD)
-        table.columns[0].no_wrap = True
-        for row in rows:
-            table.add_row(*row.values())
-        console.print(table)
-    console.print(NOTES, highlight=False)
-
-
 def exchanges_of_algorithms() -> list[dict[str, str]]:
     """Return what rounds exchange, and what algorithms need."""
+    heads = {True: "--heads shared", False: "any"}
     return [
         {
             "name": name,
@@ -187,11 +177,7 @@ def exchanges_of_algorithms() -> list[dict[str, str]]:
             "exchanges a round": kind.exchanges,
             "vectors": kind.vectors,
             "second order": "yes" if kind.second_order else "no",
-            "few-shot": "only"
-            if kind.is_episodic
-            else "--heads shared"
-            if kind.needs_one_y
-            else "any",
+            "few-shot": "only" if kind.is_episodic else heads[kind.needs_one_y],
         }
         for name, kind in ALGORITHMS.items()
     ]
@@ -203,6 +189,17 @@ def papers_of_algorithms() -> list[dict[str, str]]:
         {"name": name, "class": kind.__name__, "paper": kind.paper}
         for name, kind in ALGORITHMS.items()
     ]
+
+
+def list_algorithms() -> None:
+    """List all algorithms: what a round exchanges, and where they come from."""
+    for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
+        table = Table(*rows[0], box=SIMPLE_HEAD)
+        table.columns[0].no_wrap = True
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
+    console.print(NOTES, highlight=False)
 
 
 def short(number: float) -> str:

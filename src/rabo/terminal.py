@@ -25,16 +25,17 @@ def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
         signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
     try:
         return work()
-    except KeyboardInterrupt:
-        _tell(f"[yellow]interrupted[/]: the rounds so far are in {folder}{advice}")
-        raise typer.Exit(130) from None
     except (FileExistsError, NotADirectoryError):
-        _tell(f"[red]error[/]: a file is in the way of the folder {folder}; choose another --out")
+        why = f"a file is in the way of the folder {folder}; choose another --out"
+        errors.print(f"[red]error[/]: {why}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        errors.print(
+            f"[yellow]interrupted[/]: the rounds so far are in {folder}{advice}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(130) from None
     except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
-        _tell(f"[red]error[/]: {error}")
+        errors.print(f"[red]error[/]: {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-
-
-def _tell(text: str) -> None:
-    errors.print(text, highlight=False, soft_wrap=True)

@@ -44,7 +44,7 @@ def environment(wheel, tmp_path_factory):
 def run(environment, folder, program, *words):
     own = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     command = [str(environment / "bin" / program), *words]
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=600)
 
 
 def test_the_wheel_has_every_file_of_the_package_and_its_licence(wheel):

@@ -19,7 +19,7 @@ def commands_of(page):
             words = shlex.split(line.removeprefix("$"), comments=True)
             while "=" in words[0]:  # variables of the environment
                 words = words[1:]
-            yield words
+            yield ["1" if re.fullmatch("[A-Z]+", word) else word for word in words]  # N, K, DIR
 
 
 def rabo_commands(page):

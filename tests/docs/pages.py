@@ -9,8 +9,9 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
 from includes import expand  # noqa: E402
 
-PAGES = {path.relative_to(ROOT).as_posix(): path for path in ROOT.glob("docs/*.md")}
-PAGES["README.md"] = ROOT / "README.md"
+PLACES = ("README.md", "docs/*.md", "benchmarks/README.md", "results/*/README.md")
+FOUND = [path for place in PLACES for path in sorted(ROOT.glob(place))]
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in FOUND}
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$\s*", flags=re.M | re.S)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 

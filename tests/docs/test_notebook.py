@@ -21,7 +21,7 @@ def num_pictures(notebook):
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path):
     shown, fresh = (nbformat.read(NOTEBOOK, as_version=4) for _ in range(2))
     where = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(fresh, timeout=120, kernel_name="python3", resources=where).execute()
+    nbclient.NotebookClient(fresh, timeout=600, kernel_name="python3", resources=where).execute()
     values, texts = numbers_and_rest(printed(fresh))
     expected, words = numbers_and_rest(printed(shown))
     assert texts == words

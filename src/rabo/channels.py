@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,17 +56,17 @@ class Channels:
         }
 
     @cached_property
-    def distinct(self) -> tuple[list[Tensor], dict[str, dict[str, dict[int, int]]]]:
+    def distinct(self) -> tuple[list[np.ndarray], dict[str, dict[str, dict[int, int]]]]:
         """The different vectors of units, and which of them each dimension of a tensor has."""
         numbers: dict[bytes, int] = {}
-        vectors: list[Tensor] = []
+        vectors: list[np.ndarray] = []
         which: dict[str, dict[str, dict[int, int]]] = {"x": {}, "y": {}}
         for name, dims in self.axes.items():
             for dim, units in dims.items():
-                units = units.cpu()
-                number = numbers.setdefault(units.numpy().tobytes(), len(numbers))
+                vector = units.cpu().numpy()
+                number = numbers.setdefault(vector.tobytes(), len(numbers))
                 if number == len(vectors):
-                    vectors.append(units)
+                    vectors.append(vector)
                 which[name[0]].setdefault(name[2:], {})[dim] = number
         return vectors, which
 

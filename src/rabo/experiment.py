@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.checkpoint import Checkpoints
 from rabo.errors import lookup
 from rabo.federation import Federation, Result, Round, result_of
@@ -46,8 +46,8 @@ class Experiment:
     device: Annotated[str, "auto, cpu or cuda"] = "auto"
     runtime: Annotated[
         str,
-        "plain (one client after the other), recorded (work is recorded and replayed), or auto "
-        "(recorded on a GPU)",
+        "plain (one client after the other), recorded (work is recorded and replayed), grouped "
+        "(and equal clients as one), or auto (the fastest that a run allows on a GPU, else plain)",
     ] = "auto"
     evaluate_every: Annotated[int | None, "rounds between evaluations"] = None
     checkpoint_every: Annotated[
@@ -113,7 +113,7 @@ class Experiment:
             participation=self.participation,
             evaluate=setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,
-            runtime=self._runtime(setup, device),
+            runtime=self._runtime(setup, device, algorithm),
             tolerance=self._tolerance(),
             aggregate=Aggregate(self.aggregate, self.trim),  # type: ignore[arg-type]
             privacy=self._privacy(),
@@ -140,11 +140,28 @@ class Experiment:
             raise ValueError("noise_multiplier is a multiple of clip: give clip too")
         return None
 
-    def _runtime(self, setup: Setup, device: str) -> Runtime:
-        on_gpu = device.startswith("cuda")
-        name = ("recorded" if on_gpu else "plain") if self.runtime == "auto" else self.runtime
+    def _runtime(self, setup: Setup, device: str, algorithm: Algorithm) -> Runtime:
+        looked_at = self._looks_at_single_answers(algorithm)
+        if self.runtime == "grouped" and looked_at:
+            raise ValueError(f"runtime grouped gives no single answers, but {looked_at}")
+        fastest = "recorded" if looked_at else "grouped"
+        automatic = fastest if device.startswith("cuda") else "plain"
+        name = automatic if self.runtime == "auto" else self.runtime
         problems = {i: client.problem for i, client in enumerate(setup.clients)}
         return lookup("runtime", name, RUNTIMES)(problems)
+
+    def _looks_at_single_answers(self, algorithm: Algorithm) -> str:
+        """Say what needs the answer of each client for itself, if anything does."""
+        needs = {
+            "clip shrinks each": self.clip is not None,
+            "max_norm bounds each": self.max_norm is not None,
+            "on_fault drops each": self.on_fault != "raise",
+            f"aggregate {self.aggregate} ranks them": self.aggregate != "mean",
+            "the hypergradient is random at each": getattr(
+                getattr(algorithm, "hypergradient", None), "is_random", False
+            ),
+        }
+        return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def run(

@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from math import prod
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -205,23 +206,24 @@ class Cut(NamedTuple):
 
 def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | None = None) -> Cut:
     """Turn the kept units of each group into index vectors for x and y (Algorithm 1, line 5)."""
-    is_kept = torch.zeros(channels.num_units + 1, dtype=torch.bool)
+    is_kept = np.zeros(channels.num_units + 1, dtype=bool)
     for group, units in kept.items():
-        is_kept[channels.offsets[group] + units.cpu()] = True
+        is_kept[channels.offsets[group] + units.cpu().numpy()] = True
     is_kept[ALWAYS] = True
     vectors, which = channels.distinct
-    chosen = [is_kept[units].nonzero().squeeze(1) for units in vectors]
-    sizes = [row.shape[0] for row in chosen]
+    chosen = [is_kept[units].nonzero()[0] for units in vectors]
     num_units = sum(units.shape[0] for units in kept.values())
     halves = {}
     for level in ("x", "y"):
         (shapes, _), dims = channels.of(level), which[level]
-        small = {}
-        for name, shape in shapes.items():
-            new = list(shape)
-            for dim, number in dims.get(name, {}).items():
-                new[dim] = sizes[number]
-            small[name] = tuple(new)
+        small = {
+            name: tuple(
+                chosen[dims[name][d]].size if d in dims[name] else n for d, n in enumerate(shape)
+            )
+            if name in dims
+            else shape
+            for name, shape in shapes.items()
+        }
         rows = {} if small == shapes else _rows(shapes, dims, chosen, device)
         counted = num_units if level == "x" else 0  # both halves are described by the same units
         halves[level] = Submodel(shapes, small, rows, counted, device)
@@ -231,11 +233,12 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
 def _rows(
     shapes: Mapping[str, tuple[int, ...]],
     dims: Mapping[str, Mapping[int, int]],
-    chosen: Sequence[Tensor],
+    chosen: Sequence[np.ndarray],
     device: torch.device | None,
 ) -> dict[str, list[Tensor]]:
     """Return what each cut dimension of each tensor adds to a position; one transfer for all."""
-    rows: dict[str, list[Tensor]] = {}
+    rows: list[np.ndarray] = []
+    numbers: dict[str, int] = {}  # of rows that a tensor has
     start = 0
     for name, shape in shapes.items():
         stride, loose, own = prod(shape), 1, []
@@ -246,21 +249,15 @@ def _rows(
                 loose *= size  # whole dimensions that follow each other count as one
                 continue
             if loose > 1:
-                own.append(_range(loose) * (stride * size))
-            own.append(chosen[number] if stride == 1 else chosen[number] * stride)
+                own.append(np.arange(loose) * (stride * size))
+            own.append(chosen[number] * stride)
             loose = 1
         if loose != 1 or not own:
-            own.append(_range(loose))
-        rows[name] = [own[0] + start, *own[1:]]
+            own.append(np.arange(loose))
+        own[0] = own[0] + start
+        rows += own
+        numbers[name] = len(own)
         start += prod(shape)
-    if device is not None and device.type != "cpu":
-        flat = [row for own in rows.values() for row in own]
-        there = torch.cat(flat).to(device, non_blocking=True).split([r.shape[0] for r in flat])
-        moved = iter(there)
-        rows = {name: [next(moved) for _ in own] for name, own in rows.items()}
-    return rows
-
-
-@lru_cache(maxsize=64)
-def _range(size: int) -> Tensor:
-    return torch.arange(size)
+    flat = torch.from_numpy(np.concatenate(rows)).to(device, non_blocking=True)
+    there = iter(flat.split([row.size for row in rows]))
+    return {name: [next(there) for _ in range(number)] for name, number in numbers.items()}

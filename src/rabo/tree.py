@@ -103,7 +103,7 @@ def squared_norm(tree: Any) -> Tensor:
 
 
 def num_bytes(tree: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in leaves(tree))
+    return sum(t.nbytes for t in leaves(tree))
 
 
 def is_finite(tree: Any) -> bool:

@@ -47,6 +47,7 @@ class LossTuningTask:
     ratio: Annotated[float, "images of the most over those of the least frequent class"] = 100.0
     width: Annotated[int, "channels of the first stage (64: ResNet-18; digits: 16)"] = 0
     upper: Annotated[str, "balanced cross-entropy, or literal (the VS loss)"] = "balanced"
+    outer_batch: Annotated[int, "images on which the upper loss is taken"] = BATCH
     weight_decay: Annotated[float, "of the classifier"] = 5e-4
     augment: Annotated[bool, "random crops and flips in training (cifar10)"] = True
     split: Annotated[str, "shards, iid (equal shares of each class) or dirichlet (by class)"] = (
@@ -63,6 +64,8 @@ class LossTuningTask:
             ("held_out", ("test", "validation")),
         ):
             lookup(name.replace("_", "-"), getattr(self, name), dict.fromkeys(known, 0))
+        if self.outer_batch < 1:
+            raise ValueError(f"outer_batch must be at least 1, got {self.outer_batch}")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         data = self._load()
@@ -156,7 +159,7 @@ class LossTuningTask:
         images = prepare(images)
         if self.augment and images.shape[1] == 3:
             images = crop_and_flip(images, generator)
-        held, held_labels = draw(data.outer, 4 * BATCH)
+        held, held_labels = draw(data.outer, self.outer_batch)
         return Batch((images, labels), (prepare(held), held_labels))
 
     def _load(self) -> Images:

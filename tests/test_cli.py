@@ -80,7 +80,15 @@ def test_digits_learns_on_unequal_clients(tmp_path):
         (["quadratic", "--alpha", "-1"], "alpha must be positive"),
         (["quadratic", "--beta", "-1"], "beta must be positive"),
         (["quadratic", "--device", "cuda"], "no GPU is available"),
+        (["quadratic", "--device", "gpu"], "device must be auto, cpu or cuda"),
         (["quadratic", "--participation", "0"], "participation must lie"),
+        (["quadratic", "--capacities", ""], "capacities must name at least one"),
+        (["quadratic", "--evaluate-every", "0"], "evaluate_every must be at least 1"),
+        (["quadratic", "--min-replies", "11"], "at most the number of clients, 10"),
+        (["quadratic", "--dim-x", "0"], "dim_x must be at least 1"),
+        (["digits", "--width", "0"], "width must be at least 1"),
+        (["few-shot", "--ways", "1"], "ways must be at least 2"),
+        (["few-shot", "--channels", "wide"], "channels must be widths such as 64,160,320,640"),
         (["few-shot", "--dataset", "omniglot", "--data-root", "/nowhere"], "use --download"),
     ],
 )
@@ -90,6 +98,36 @@ def test_a_wrong_argument_gives_one_clear_line_and_no_traceback(tmp_path, argume
     assert done.exit_code == 1
     assert message in text
     assert "Traceback" not in text
+
+
+def test_a_file_in_the_way_of_a_folder_gives_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        done = call("run", "quadratic", "--clients", 2, "--rounds", 1, "--out", out)
+        assert done.exit_code == 1
+        assert "a file is in the way" in " ".join(done.output.split())
+
+
+def test_a_folder_without_a_run_cannot_be_resumed_and_says_which_can(tmp_path):
+    done = call("resume", tmp_path)
+    assert done.exit_code == 1
+    assert "give the folder that the run named" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("rabo re", "resume"),
+        ("rabo run ", "quadratic"),
+        ("rabo run digits --alg", "--algorithm"),
+        ("rabo run digits --algorithm fedm", "fedmbo"),
+        ("rabo run digits --policy ro", "rolling"),
+    ],
+)
+def test_the_tab_key_completes_commands_options_and_names(words, completed):
+    asked = {"_RABO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words}
+    done = runner.invoke(app, [], env=asked, prog_name="rabo")
+    assert f'"{completed}"' in done.output
 
 
 def test_a_beta_that_is_no_number_is_refused(tmp_path):

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rabo.algorithms import ALGORITHMS
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_report import report
@@ -24,34 +25,61 @@ from rabo.federation import Result
 from rabo.hypergradients import ESTIMATORS
 from rabo.live import view_of
 from rabo.masks import POLICIES
+from rabo.runtimes import RUNTIMES
 from rabo.tasks import TASKS, Task
 from rabo.terminal import console, errors, guarded
 from rabo.theory import run_theory
 from rabo.writers import MLflow, TensorBoard, Writer
 
+KNOWN = {
+    "algorithm": tuple(ALGORITHMS),
+    "runtime": ("auto", *RUNTIMES),
+    "device": ("auto", "cpu", "cuda"),
+    "aggregate": ("mean", "median", "trimmed"),
+}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
     help="Federated bilevel optimisation on submodels that fit each client.",
+    epilog="Example: rabo demo --rounds 10",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-run_app = typer.Typer(help="Run an algorithm on a task.", no_args_is_help=True)
+run_app = typer.Typer(
+    help="Run an algorithm on a task; the folder of the run has all that happened.",
+    epilog="Example: rabo run digits --capacities 1,1/2,1/4 --rounds 20 --out runs/first",
+    no_args_is_help=True,
+)
 app.add_typer(run_app, name="run")
-compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=True)
+compare_app = typer.Typer(
+    help="Compare algorithms on a task: the same data and seeds, what they reach and cost.",
+    epilog="Example: rabo compare digits --algorithms rabo,fedmbo,fedavg --seeds 3 --rounds 20",
+    no_args_is_help=True,
+)
 app.add_typer(compare_app, name="compare")
-app.command("algorithms")(list_algorithms)
-app.command()(bench)
-app.command()(report)
-app.command()(reproduce)
+app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
+app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
+app.command(epilog="Example: rabo report runs/first --out report.html")(report)
+app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
+
+
+def _option(text: str, names: tuple[str, ...] = ()) -> Any:
+    """Make an option with its help; the tab key completes names that are known."""
+    if not names:
+        return typer.Option(help=text)
+    return typer.Option(
+        help=text, autocompletion=lambda incomplete: [n for n in names if n.startswith(incomplete)]
+    )
 
 
 def algorithm_options(
     policy: Annotated[
-        str | None, typer.Option(help=f"which channels a client trains: {', '.join(POLICIES)}")
+        str | None,
+        _option(f"which channels a client trains: {', '.join(POLICIES)}", tuple(POLICIES)),
     ] = None,
     hypergradient: Annotated[
-        str | None, typer.Option(help=f"instead of the algorithm's own: {', '.join(ESTIMATORS)}")
+        str | None,
+        _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", tuple(ESTIMATORS)),
     ] = None,
     hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
     alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
@@ -106,7 +134,7 @@ def run_task(
     _print_result(follow(lambda writers: run(experiment, folder, writers)), folder)
 
 
-@app.command("resume")
+@app.command("resume", epilog="Example: rabo resume runs/first --rounds 40")
 def resume_run(
     folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
     rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
@@ -226,7 +254,7 @@ def _fields_of(kind: Any, *without: str) -> list[inspect.Parameter]:
         if option.name in without:
             continue
         plain, text = get_args(hints[option.name])[:2]
-        annotation = Annotated[plain, typer.Option(help=text)]
+        annotation = Annotated[plain, _option(text, KNOWN.get(option.name, ()))]
         default = option.default if option.default is not MISSING else ...
         found.append(_parameter(option.name, default, annotation))
     return found
@@ -245,11 +273,13 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 for _name, _kind in TASKS.items():
-    run_app.command(_name)(_command_for(_name, _kind, run_task))
-    compare_app.command(_name)(_command_for(_name, _kind, compare_task))
+    _example = f"Example: rabo run {_name} {_kind.example}"
+    run_app.command(_name, epilog=_example)(_command_for(_name, _kind, run_task))
+    _example = f"Example: rabo compare {_name} --algorithms rabo,fedavg --seeds 2 {_kind.example}"
+    compare_app.command(_name, epilog=_example)(_command_for(_name, _kind, compare_task))
 
 
-@app.command()
+@app.command(epilog="Example: rabo demo --rounds 10 --out runs/demo")
 def demo(
     rounds: Annotated[int, typer.Option(help="rounds of each run")] = 30,
     out: Annotated[Path | None, typer.Option(help="folder of the runs (runs/demo-...)")] = None,
@@ -290,7 +320,7 @@ def _demo_row(result: Result) -> list[str]:
     ]
 
 
-@app.command()
+@app.command(epilog="Example: rabo theory --quick --out theory")
 def theory(
     out: Annotated[Path, typer.Option(help="where the figures and numbers go")] = Path("theory"),
     quick: Annotated[bool, typer.Option("--quick", help="fewer rounds and seeds")] = False,

@@ -178,17 +178,36 @@ def _price(price: Price | None, seeds: int) -> list[str]:
     return [f"{price.rounds:.4g}{some}", short(price.multiply_adds), f"{short(price.bytes)}B"]
 
 
+def exchanges_of_algorithms() -> list[dict[str, str]]:
+    """Return what rounds exchange, and what algorithms need."""
+    heads = {True: "--heads shared", False: "any"}
+    return [
+        {
+            "name": name,
+            "as published": kind.kind,
+            "exchanges a round": kind.exchanges,
+            "vectors": kind.vectors,
+            "second order": "yes" if kind.second_order else "no",
+            "few-shot": "only" if kind.is_episodic else heads[kind.needs_one_y],
+        }
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
+def papers_of_algorithms() -> list[dict[str, str]]:
+    """Return where algorithms come from."""
+    return [
+        {"name": name, "class": kind.__name__, "paper": kind.paper}
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
 def list_algorithms() -> None:
     """List all algorithms: what a round exchanges, and where they come from."""
-    heads = ("name", "as published", "exchanges a round", "vectors", "second order", "few-shot")
-    table = Table(*heads, box=SIMPLE_HEAD)
-    papers = Table("name", "class", "paper", box=SIMPLE_HEAD)
-    for name, kind in ALGORITHMS.items():
-        few_shot = "only" if kind.is_episodic else "--heads shared" if kind.needs_one_y else "any"
-        order = "yes" if kind.second_order else "no"
-        table.add_row(name, kind.kind, kind.exchanges, kind.vectors, order, few_shot)
-        papers.add_row(name, kind.__name__, kind.paper)
-    for part in (table, papers):
-        part.columns[0].no_wrap = True
-        console.print(part)
+    for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
+        table = Table(*rows[0], box=SIMPLE_HEAD)
+        table.columns[0].no_wrap = True
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
     console.print(NOTES, highlight=False)

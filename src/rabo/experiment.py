@@ -88,6 +88,10 @@ class Experiment:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every must be at least 1, got {self.checkpoint_every}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
+        if self.capacities is not None and not self.capacities.strip():
+            raise ValueError("capacities must name at least one, such as 1,1/2,1/4, got none")
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [self._resources(kinds, i) for i in range(self.clients)]
@@ -206,7 +210,10 @@ def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
             config.pop(told, None)
         experiment = Experiment(**config)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} holds no run that can be resumed: {error}") from error
+        raise ValueError(
+            f"{out} holds no run that can be resumed ({error}); give the folder that the run named "
+            "when it began or ended"
+        ) from error
     summary = out / "summary.json"
     is_finished = summary.exists() and json.loads(summary.read_text())["status"] == "finished"
     if is_finished and (rounds is None or rounds <= experiment.rounds):
@@ -271,6 +278,10 @@ def choose_device(name: str) -> str:
     """Resolve "auto" to the GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device must be auto, cpu or cuda (cuda:1 is the second GPU), got {name!r}"
+        )
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"no GPU is available here, got --device {name}; use cpu or auto")
     return name

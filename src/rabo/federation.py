@@ -153,6 +153,11 @@ class Federation:
             raise ValueError(f"participation must lie in (0, 1], got {participation}")
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+        if tolerance is not None and tolerance.min_replies > len(clients):
+            raise ValueError(
+                f"min_replies must be at most the number of clients, {len(clients)}, got "
+                f"{tolerance.min_replies}: every round would be given up"
+            )
         self.clients, self.algorithm = clients, algorithm
         self.participation, self.evaluate = participation, evaluate
         self.evaluate_every = evaluate_every

@@ -35,6 +35,10 @@ def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
         signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
     try:
         return work()
+    except (FileExistsError, NotADirectoryError):
+        why = f"a file is in the way of the folder {folder}; choose another --out"
+        errors.print(f"[red]error[/]: {why}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if folder.exists():
             kept = f"what was done so far is in {folder}{advice}"

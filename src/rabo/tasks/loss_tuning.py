@@ -41,6 +41,7 @@ class LossTuningTask:
     """Tune the VS loss so that a classifier of a long-tailed set treats all classes well."""
 
     capacities: ClassVar[str] = "1/2"  # of all clients, unless given
+    example: ClassVar[str] = "--dataset digits --capacities 1/2 --rounds 30"
     dataset: Annotated[str, "cifar10, or digits (needs no download)"] = "digits"
     data_root: Annotated[str, "folder of the data (else RABO_DATA, else the user cache)"] = ""
     download: Annotated[bool, "download what is missing"] = False

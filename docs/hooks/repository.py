@@ -25,7 +25,7 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 def on_files(files, config):
     for path in sorted(path for pattern in OUTSIDE for path in ROOT.glob(pattern)):
         name = path.relative_to(ROOT)
-        if name.parts[0] != "results" or (ROOT / "results" / name.parts[1] / "README.md").exists():
+        if name.suffix != ".json" or (ROOT / "results" / name.parts[1] / "README.md").exists():
             files.append(File.generated(config, name.as_posix(), abs_src_path=str(path)))
     return files
 

@@ -77,7 +77,10 @@ def counted_products(rows):
 
 
 def same_bits(rows):
-    assert all(row["largest difference in x"] == 0 for row in rows)
+    """But for clients that are asked as one, whose sums are taken in another order."""
+    for row in rows:
+        limit = 1e-4 if row["runtime"] == "grouped" else 0
+        assert row["largest difference in x"] <= limit
 
 
 def rafbo_holds_less(rows):

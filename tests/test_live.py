@@ -62,6 +62,15 @@ def test_time_left_is_exact_where_rounds_take_equally_long(seconds, rounds, befo
     assert progress.seconds_left() == pytest.approx(seconds, rel=1e-6)
 
 
+def test_time_left_is_that_of_the_mean_round_without_the_first():
+    now = 0.0
+    progress = Progress(start(10, []), clock=lambda: now)
+    for i, seconds in enumerate([50.0, 1.0, 2.0, 6.0]):
+        now += seconds
+        progress.add(done(i))
+    assert progress.seconds_left() == pytest.approx(6 * 3.0)
+
+
 def drawn_by(view, *rounds, **options):
     view.begin(start(**options))
     for one in rounds:

@@ -8,7 +8,7 @@ from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedMBO
 from rabo.errors import ClientError
 from rabo.experiment import Experiment
 from rabo.federation import Federation
-from rabo.hypergradients import CoordinateDifference, Neumann
+from rabo.hypergradients import ConjugateGradient, CoordinateDifference, Neumann
 from rabo.runtimes import Grouped, InProcess, Recorded
 from rabo.tasks import TASKS
 
@@ -195,6 +195,7 @@ def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
         torch.testing.assert_close(fast.state.y[name], value, rtol=tolerance, atol=tolerance)
     for a, b in zip(plain_history, fast_history, strict=True):
         assert a.cost.multiply_adds == b.cost.multiply_adds
+        assert b.cost.peak_memory_bytes == fast_history[0].cost.peak_memory_bytes
         assert (a.cost.bytes_up, a.cost.bytes_down) == (b.cost.bytes_up, b.cost.bytes_down)
         covered = [{k: c._replace(mask_noise=0) for k, c in r.coverage.items()} for r in (a, b)]
         assert covered[0] == covered[1]
@@ -210,9 +211,27 @@ def test_work_that_trains_x_on_the_client_is_done_alone():
 
 @pytest.mark.parametrize(
     "option",
-    [{"clip": 1.0}, {"max_norm": 5.0}, {"on_fault": "drop"}, {"aggregate": "median"}],
+    [
+        {"clip": 1.0},
+        {"max_norm": 5.0},
+        {"on_fault": "drop"},
+        {"aggregate": "median"},
+        {"participation": 0.5},
+    ],
     ids=str,
 )
 def test_clients_are_not_one_where_single_answers_are_looked_at(option):
-    with pytest.raises(ValueError, match="grouped gives no single answers"):
+    with pytest.raises(ValueError, match="gives no single answers"):
         Experiment(task="few-shot", runtime="grouped", clients=2, **option).federation()
+
+
+@pytest.mark.parametrize(
+    "hypergradient",
+    [Neumann(), ConjugateGradient(damping="auto"), ConjugateGradient(tolerance=0.1)],
+    ids=["neumann", "damping", "tolerance"],
+)
+def test_clients_are_not_one_for_estimators_that_measure_over_all_copies(hypergradient):
+    algorithm = RABO(num_inner_steps=2, beta=0.1, hypergradient=hypergradient)
+    plain, _, _ = run(InProcess, few_shot(), algorithm)
+    fast, _, _ = run(Grouped, few_shot(), algorithm)
+    assert all(torch.equal(v, fast.state.x[k]) for k, v in plain.state.x.items())

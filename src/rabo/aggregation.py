@@ -58,7 +58,7 @@ class CoveredTrimmed(Covered):
         self._replies.append((part, part.flatten(values).clone()))
         self.holders.add(part)
 
-    def flat_mean(self) -> Tensor:
+    def _average(self) -> Tensor:
         count = self.flat_count
         rows = [self._row(part, values) for part, values in self._replies]
         if not rows:

@@ -62,8 +62,13 @@ class Covered(ABC):
         """Take in what one client has answered."""
 
     @abstractmethod
-    def flat_mean(self) -> Tensor:
+    def _average(self) -> Tensor:
         """Return the mean, or what stands for it, where somebody answered, and zero elsewhere."""
+
+    @cached_property
+    def flat_mean(self) -> Tensor:
+        """The mean of every entry, or what stands for it; call it when all have answered."""
+        return self._average()
 
     @cached_property
     def flat_count(self) -> Tensor:
@@ -75,15 +80,15 @@ class Covered(ABC):
         return pieces(self.flat_count, self._shapes)
 
     def mean(self) -> dict[str, Tensor]:
-        return self.named(self.flat_mean())
+        return self.named(self.flat_mean)
 
     def sum(self) -> dict[str, Tensor]:
         """Return the mean times the number of clients that hold an entry."""
-        return self.named(self.flat_mean() * self.flat_count)
+        return self.named(self.flat_mean * self.flat_count)
 
     def step(self, full: Params, size: float) -> dict[str, Tensor]:
         """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
-        return self.named(torch.sub(self.lay(full), self.flat_mean(), alpha=size))
+        return self.named(torch.sub(self.lay(full), self.flat_mean, alpha=size))
 
     def lay(self, params: Params) -> Tensor:
         return lay([params[name] for name in self.like])
@@ -108,7 +113,7 @@ class CoveredMean(Covered):
         part.add_to(self._total, part.flatten(values).to(self._total.dtype))
         self.holders.add(part)
 
-    def flat_mean(self) -> Tensor:
+    def _average(self) -> Tensor:
         return self._total / self.flat_count.clamp(min=1)
 
     def sum(self) -> dict[str, Tensor]:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import torch
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import ALGORITHMS, Algorithm
+from rabo.algorithms import ALGORITHMS
 from rabo.checkpoint import Checkpoints
 from rabo.errors import lookup
-from rabo.federation import Federation, Result, result_of
+from rabo.federation import Federation, Result, needs_single_answers, result_of
 from rabo.masks import Importance
 from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, Resources, check_capacity
@@ -116,9 +116,9 @@ class Experiment:
             participation=self.participation,
             evaluate=setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,
-            runtime=self._runtime(setup, device, algorithm),
+            runtime=self._runtime(setup, device),
             tolerance=self._tolerance(),
-            aggregate=Aggregate(self.aggregate, self.trim),  # type: ignore[arg-type]
+            aggregate=self._aggregate(),
             privacy=self._privacy(),
         )
         return federation, setup
@@ -136,6 +136,9 @@ class Experiment:
             max_norm=inf if self.max_norm is None else self.max_norm,
         )
 
+    def _aggregate(self) -> Aggregate:
+        return Aggregate(self.aggregate, self.trim)  # type: ignore[arg-type]
+
     def _privacy(self) -> Privacy | None:
         if self.clip is not None:
             return Privacy(clip=self.clip, noise_multiplier=self.noise_multiplier)
@@ -143,28 +146,14 @@ class Experiment:
             raise ValueError("noise_multiplier is a multiple of clip: give clip too")
         return None
 
-    def _runtime(self, setup: Setup, device: str, algorithm: Algorithm) -> Runtime:
-        looked_at = self._looks_at_single_answers(algorithm)
-        if self.runtime == "grouped" and looked_at:
-            raise ValueError(f"runtime grouped gives no single answers, but {looked_at}")
-        fastest = "recorded" if looked_at else "grouped"
-        automatic = fastest if device.startswith("cuda") else "plain"
-        name = automatic if self.runtime == "auto" else self.runtime
+    def _runtime(self, setup: Setup, device: str) -> Runtime:
+        why = needs_single_answers(
+            self.participation, self._tolerance(), self._aggregate(), self._privacy()
+        )
+        fastest = ("recorded" if why else "grouped") if device.startswith("cuda") else "plain"
+        name = fastest if self.runtime == "auto" else self.runtime
         problems = {i: client.problem for i, client in enumerate(setup.clients)}
         return lookup("runtime", name, RUNTIMES)(problems)
-
-    def _looks_at_single_answers(self, algorithm: Algorithm) -> str:
-        """Say what needs the answer of each client for itself, if anything does."""
-        needs = {
-            "clip shrinks each": self.clip is not None,
-            "max_norm bounds each": self.max_norm is not None,
-            "on_fault drops each": self.on_fault != "raise",
-            f"aggregate {self.aggregate} ranks them": self.aggregate != "mean",
-            "the hypergradient is random at each": getattr(
-                getattr(algorithm, "hypergradient", None), "is_random", False
-            ),
-        }
-        return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def run(experiment: Experiment, out: Path, writers: Sequence[Writer] = ()) -> Result:

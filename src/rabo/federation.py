@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,6 +166,11 @@ class Federation:
         self.state = self._start = algorithm.init(self.template)
         self.tolerance, self.aggregate = tolerance or Tolerance(), aggregate or Aggregate()
         runtime = runtime or InProcess(Problems(clients))
+        why = needs_single_answers(participation, self.tolerance, self.aggregate, privacy)
+        if why and getattr(runtime, "gives_means", False):
+            raise ValueError(
+                f"{type(runtime).__name__} gives no single answers, but {why}; use Recorded"
+            )
         if privacy is not None:
             runtime = Private(runtime, privacy)
         self._guard = Guarded(runtime, self.state.x, self.state.y, self.tolerance)
@@ -343,6 +348,20 @@ class Federation:
 def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     name = next(n for n in [*a, *b] if a.get(n) != b.get(n))
     return f"{name} is {a.get(name)} at client 0 and {b.get(name)} there"
+
+
+def needs_single_answers(
+    participation: float, tolerance: Tolerance, aggregate: Aggregate, privacy: Privacy | None
+) -> str:
+    """Say why the answer of each client is needed for itself; "" where their sum will do."""
+    needs = {
+        "clip shrinks each": privacy is not None,
+        "max_norm bounds each": tolerance.max_norm < inf,
+        "on_fault drops each": tolerance.on_fault != "raise",
+        f"aggregate {aggregate.kind} ranks them": aggregate.kind != "mean",
+        "clients that take part change": participation < 1,
+    }
+    return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def _relative_cost(ledger: Ledger, full_cost: Cost) -> dict[str, float]:

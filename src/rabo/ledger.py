@@ -205,7 +205,7 @@ class Ledger:
         if self._kept[level]:
             whole = torch.linalg.vector_norm(full).double()
             least = torch.stack(self._kept[level]).min().double()
-            kept = torch.where(whole > 0, least / whole, 0.0).square()
+            kept = torch.where(whole > 0, least / whole, 1.0).square()
         positive = count > 0
         known = self.trained[level]
         ever = positive | lay(list(known.values())) if known else positive

@@ -40,14 +40,16 @@ class Progress:
         self.residual: float | None = None
         self.last: Round | None = None
         self._begun, self._seconds = clock(), deque[float](maxlen=NUM_TIMED)
+        self._num_seen = 0  # rounds that were timed
         for done in start.history:
             self._note(done)
 
     def add(self, done: Round) -> None:
         now = self._clock()
+        if self._num_seen == 1:
+            self._seconds.clear()  # the first round also prepares and measures
         self._seconds.append(now - self._begun)
-        if len(self._seconds) == 2 and self.last is not None:
-            self._seconds.popleft()  # the first round also prepares and measures
+        self._num_seen += 1
         self._begun = now
         self._note(done)
 

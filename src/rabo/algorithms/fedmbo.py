@@ -54,6 +54,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     exchanges: ClassVar[str] = "T + N' + 2, N' < N at random (2 with copies of y)"
     vectors: ClassVar[str] = "x, y, p"
     second_order: ClassVar[bool] = True
+    works_together: ClassVar[bool] = True  # where every task has its own y
 
     def num_exchanges(self, state: State, cohort: Cohort) -> int:
         moves = state.round >= self.warm_up
@@ -153,7 +154,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 
-    @answers("x", scalars=("residual",), together=True)
+    @answers("x", scalars=("residual",))
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")

@@ -28,6 +28,6 @@ class OuterLevel(Calibrated):
     def move_outer(self, state: State, slope: Covered, size: float) -> State:
         """Step on x; entries nobody covered stay. Notes how long the slope is, per unit of α."""
         x, memory = self.outer_step(state.x, slope, size, state.vectors)
-        norm = float(torch.linalg.vector_norm(slope.flat_mean())) * size / self.alpha
+        norm = float(torch.linalg.vector_norm(slope.flat_mean)) * size / self.alpha
         scalars = {**state.scalars, HYPERGRADIENT_NORM: norm}
         return replace(state, x=x, vectors={**state.vectors, **memory}, scalars=scalars)

@@ -61,12 +61,17 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             state = self.move_outer(state, slope, self.alpha)  # lines 25-33
         return replace(state, round=state.round + 1)
 
+    @property
+    def works_together(self) -> bool:
+        """Whether clients of one submodel can be asked as one where every task has its own y."""
+        return self.hessian == "local" and getattr(self.hypergradient, "keeps_copies_apart", False)
+
     def num_exchanges(self, state: State, cohort: Cohort) -> int:
         if state.round < self.warm_up:
             return 1
         return 3 + self._implicit.num_products if self.hessian == "global" else 2
 
-    @answers("x", scalars=("residual",), together=True)
+    @answers("x", scalars=("residual",))
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])

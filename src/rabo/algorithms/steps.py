@@ -46,7 +46,7 @@ class Adam:
     def __call__(
         self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]:
-        slope, here, value = mean.flat_mean(), mean.flat_count > 0, mean.lay(full)
+        slope, here, value = mean.flat_mean, mean.flat_count > 0, mean.lay(full)
         first, second, steps = (
             mean.lay(memory[k]) if k in memory else torch.zeros_like(value) for k in KEPT
         )

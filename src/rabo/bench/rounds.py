@@ -23,7 +23,7 @@ def few_shot(setting: Setting, **options: str) -> Experiment:
     return Experiment(
         task="few-shot",
         task_options={"backbone": setting.backbone, **size},
-        clients=5 if setting.quick else 10,
+        clients=10,
         device=setting.device,
         **options,  # type: ignore[arg-type]
     )

@@ -57,6 +57,10 @@ class ConjugateGradient:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
     @property
+    def keeps_copies_apart(self) -> bool:
+        return self.damping != "auto" and not self.tolerance
+
+    @property
     def num_products(self) -> int:
         return self.num_iterations + (NUM_PROBES if self.damping == "auto" else 0)
 

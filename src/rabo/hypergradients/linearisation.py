@@ -37,7 +37,11 @@ class Estimate(NamedTuple):
 
 
 class HypergradientEstimator(Protocol):
-    """Estimates ∇Φ_i(x) = ∇_x f_i − ∇²_xy g_i [∇²_yy g_i]⁻¹ ∇_y f_i at a given y."""
+    """Estimates ∇Φ_i(x) = ∇_x f_i − ∇²_xy g_i [∇²_yy g_i]⁻¹ ∇_y f_i at a given y.
+
+    One whose answer for a copy of y does not depend on the other copies may say so by a property
+    `keeps_copies_apart`; one that draws random numbers must, by `is_random`.
+    """
 
     def __call__(
         self,

@@ -51,6 +51,10 @@ class Neumann:
         return estimate(self.linearise(problem, x, y, batch), self.solve)
 
     @property
+    def keeps_copies_apart(self) -> bool:
+        return self.step_size is not None
+
+    @property
     def num_products(self) -> int:
         return self.num_terms + (0 if self.step_size else NUM_PROBES)
 

@@ -20,14 +20,16 @@ class Grouped(Recorded):
     Where every task has a y of its own, clients of one submodel differ in nothing but their tasks:
     these lie side by side in one batch, and each client answers with the mean of the group. The sum
     over clients is the same up to rounding; what only one of them has answered is not known, so it
-    is not for runs that clip, trim or judge single answers. Work says by `@answers(...,
-    together=True)` that it treats copies of y one by one.
+    is not for runs that clip, trim or judge single answers. An algorithm says by `works_together`
+    that its clients' work treats copies of y one by one, and starts all of them from what it gets.
     """
+
+    gives_means = True
 
     def _groups(
         self, work: Work, asked: Sequence[tuple[int, Task]]
     ) -> list[tuple[tuple[int, ...], Task]]:
-        if not getattr(work, "together", False):
+        if not getattr(getattr(work, "__self__", None), "works_together", False):
             return super()._groups(work, asked)
         members: dict[Any, list[int]] = {}
         tasks: dict[Any, Task] = {}

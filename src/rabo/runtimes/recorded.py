@@ -40,12 +40,17 @@ class Recorded:
         self._kept: dict[Any, StaticLocal] = {}  # by client and widths
         self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
         self._most = _Most()
+        self._alone: dict[Any, Cost] = {}  # of work that a client did alone
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         remaining = iter(tasks)
         while asked := list(islice(remaining, SIDE_BY_SIDE)):
             groups = self._groups(work, asked)
-            replies = _finish(work, [self._start(work, *group) for group in groups])
+            started = [self._start(work, *group) for group in groups]
+            replies: dict[int, Reply] = {}
+            for each, reply in zip(started, _finish(work, started), strict=True):
+                cost = self._cost_of_one(work, each, reply.cost)
+                replies |= dict.fromkeys(each.clients, reply._replace(cost=cost))
             for client, _ in asked:
                 yield client, replies[client]
 
@@ -66,11 +71,23 @@ class Recorded:
             except Exception as error:
                 return _Started(clients, task, failed(clients[0], task.round, work.__name__, error))
         reply = perform(work, task, local, self._meter)
-        if isinstance(local, StaticLocal) and reply.fault is None:
-            reply = local.answer(reply)
-            local.costs[_key(work, task)] = reply.cost
-            self._most.see(work, reply.cost)
+        if reply.fault is None:
+            if isinstance(local, StaticLocal):
+                reply = local.answer(reply)
+                local.costs[_key(work, task)] = reply.cost
+                self._most.see(work, reply.cost)
+            if len(clients) == 1:
+                self._alone[_key(work, task), task.cut.widths, local.problem.shape_key] = reply.cost
         return _Started(clients, task, reply)
+
+    def _cost_of_one(self, work: Work, started: "_Started", cost: Cost) -> Cost:
+        """Return what one of some clients that work together would have spent alone."""
+        number = len(started.clients)
+        if number == 1:
+            return cost
+        shape = self.problems[started.clients[0]].shape_key
+        alone = self._alone[_key(work, started.task), started.task.cut.widths, shape]
+        return alone._replace(seconds=cost.seconds / number)
 
     def _local(self, clients: tuple[int, ...], task: Task) -> Local:
         if task.round != self._round:
@@ -143,21 +160,20 @@ class _Started(NamedTuple):
     recording: "_Recording | None" = None
 
 
-def _finish(work: Work, started: list[_Started]) -> dict[int, Reply]:
+def _finish(work: Work, started: list[_Started]) -> Iterator[Reply]:
     """Read the device once for all clients, and check what they answered."""
     waiting = [s.recording for s in started if s.recording is not None]
     for recording in waiting:
         recording.player.join()
     read = torch.cat([r.summary for r in waiting]).tolist() if waiting else []
-    replies: dict[int, Reply] = {}
     for clients, task, reply, recording in started:
         if recording is not None:
             number = len(recording.summary)
             (size, *values), read = read[:number], read[number:]
             reply = _reply(work, clients, task, recording, size, values)
-        cost = reply.cost.share(len(clients))
-        replies |= dict.fromkeys(clients, reply._replace(cost=cost))
-    return replies
+        if reply.fault is not None and len(clients) > 1:
+            reply.fault.add_note(f"It is one of the clients {clients}, which worked as one.")
+        yield reply
 
 
 def _reply(

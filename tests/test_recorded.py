@@ -195,7 +195,6 @@ def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
         torch.testing.assert_close(fast.state.y[name], value, rtol=tolerance, atol=tolerance)
     for a, b in zip(plain_history, fast_history, strict=True):
         assert a.cost.multiply_adds == b.cost.multiply_adds
-        assert b.cost.peak_memory_bytes == fast_history[0].cost.peak_memory_bytes
         assert (a.cost.bytes_up, a.cost.bytes_down) == (b.cost.bytes_up, b.cost.bytes_down)
         covered = [{k: c._replace(mask_noise=0) for k, c in r.coverage.items()} for r in (a, b)]
         assert covered[0] == covered[1]

@@ -14,6 +14,20 @@ NAME = "study-errata"  # its quadratic takes no time
 SMALL = Changes(rounds=3, seeds=2, device="cpu", only=["erratum-6/*"])
 
 
+class CutAfterTwo:
+    """Ctrl-C after two rounds."""
+
+    def begin(self, start):
+        pass
+
+    def add(self, done):
+        if done.round == 1:
+            raise KeyboardInterrupt
+
+    def end(self, status):
+        assert status == "interrupted"
+
+
 def small_runs():
     return load_grid(NAME).runs(SMALL)
 
@@ -21,13 +35,9 @@ def small_runs():
 def test_a_cut_reproduction_goes_on_and_ends_with_the_table_of_its_summaries(tmp_path):
     runs, ticks, said = small_runs(), iter(range(1000)), []
 
-    def stop(done):
-        if done.round == 1:
-            raise KeyboardInterrupt
-
     first = tmp_path / runs[0].folder
     with pytest.raises(KeyboardInterrupt):
-        run(runs[0].experiment, first, stop)
+        run(runs[0].experiment, first, [CutAfterTwo()])
     left = sweep(runs, tmp_path, limit=2, say=said.append, clock=lambda: next(ticks))
     assert left == len(runs) - 1  # time was up after the first, which went on from its checkpoint
     assert sweep(runs, tmp_path, say=said.append) == 0

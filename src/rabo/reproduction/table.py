@@ -38,11 +38,10 @@ def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
     if not cells:
         return "Not run yet."
     found = {(cell.setting, cell.method): cell for cell in cells}
-    settings = [s for s in grid.settings if any(cell.setting == s for cell in cells)]
-    methods = {m: own.get("label", m) for s in settings for m, own in grid.methods(s).items()}
-    lines = [["", *(grid.settings[s].get("label", s) for s in settings)]]
+    methods = {m: own.get("label", m) for s in grid.settings for m, own in grid.methods(s).items()}
+    lines = [["", *(own.get("label", s) for s, own in grid.settings.items())]]
     for method, label in methods.items():
-        lines.append([label, *(_text(grid, found, s, method) for s in settings)])
+        lines.append([label, *(_text(grid, found, s, method) for s in grid.settings)])
     if grid.content.get("rows") == "settings":
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))

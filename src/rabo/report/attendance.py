@@ -92,12 +92,12 @@ def _attendance(rounds: Sequence[Mapping[str, Any]]) -> Chart:
 
 def _widths(done: Mapping[str, Any]) -> dict[int, float]:
     present = mapping(done, "present")
-    return {int(c): number(present, c) or 0.0 for c in present if c.isdigit()}
+    return {int(c): number(present, c) or 0.0 for c in present if c.isdecimal()}
 
 
 def _sat_out(done: Mapping[str, Any]) -> dict[int, str]:
     absent = mapping(done, "absent")
-    return {int(c): text(absent, c) or "no reason on record" for c in absent if c.isdigit()}
+    return {int(c): text(absent, c) or "no reason on record" for c in absent if c.isdecimal()}
 
 
 def _faults(done: Mapping[str, Any]) -> list[tuple[int, str]]:

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from rabo.report.figures import Chart, layout_of, plain, thinned
-from rabo.report.runs import Run, mapping
+from rabo.report.runs import Run, mapping, numbers
 
 MOST_ROWS, MOST_COLUMNS = 300, 120
 SEPARATOR = {"color": "rgba(128,128,128,0.9)", "width": 1}  # between layers
@@ -77,14 +77,14 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
 
 def _in_words_and_numbers(item: tuple[str, Any]) -> list[tuple[int, str]]:
     """Sort layer 2 before layer 10."""
-    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", item[0])]
+    return [(int(part) if part.isdecimal() else -1, part) for part in re.split(r"(\d+)", item[0])]
 
 
 def _mean(counts: Any, start: int, stop: int, size: int) -> float | None:
     """Return the mean of some counts of a layer, None where a round has none of it."""
     if not isinstance(counts, list) or len(counts) != size:
         return None
-    own = [value for value in counts[start:stop] if isinstance(value, (int, float))]
+    own = [v for v in numbers({"counts": counts[start:stop]}, "counts") if v is not None]
     return round(sum(own) / len(own), 2) if own else None
 
 

@@ -109,7 +109,7 @@ def _headline_row(run: Run) -> list[str]:
         text(run.config, "algorithm") or text(run.summary, "algorithm") or "–",
         reached,
         "–" if work is None else f"{short(work)}{_share(share, 'multiply_adds')}",
-        "–" if not cost else f"{short(traffic)}B{_share(share, 'bytes_up')}",
+        "–" if not cost else f"{short(traffic)}B",
         *(_covered(coverage, level) for level in ("x", "y")),
         run.status,
     ]
@@ -179,7 +179,9 @@ def _figures(charts: Iterable[Chart], numbers: Iterator[int], first: str = "") -
 
 
 def _figure(chart: Chart, i: int) -> str:
-    content = json.dumps({"data": chart.data, "layout": chart.layout}, separators=(",", ":"))
+    content = json.dumps(
+        {"data": chart.data, "layout": chart.layout}, separators=(",", ":"), allow_nan=False
+    )
     content = content.replace("<", "\\u003c")  # nothing in it can end the script
     title, about = escape(chart.title), escape(chart.about)
     return (

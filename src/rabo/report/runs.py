@@ -193,6 +193,8 @@ def _costs(path: Path, missing: list[str]) -> Mapping[tuple[int, str], Spent]:
                     key = int(row["client"]), row["phase"]
                     work = float(row["multiply_adds"])
                     traffic = float(row["bytes_up"]) + float(row["bytes_down"])
+                    if not isfinite(work + traffic):
+                        raise ValueError("not a number")
                 except (KeyError, TypeError, ValueError):
                     lost += 1
                     continue

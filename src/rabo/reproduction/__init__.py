@@ -52,7 +52,7 @@ def reproduce(
 
     After `limit` seconds no run is begun; called again, it goes on. `part` is (k, n) where n
     processes share the runs, and none of them collects. Settings are read from, and by tuning
-    written to, `tuned`.
+    written to, `tuned`; a tuning with other rounds or options is a trial and writes to `out`.
     """
     begun, left = clock(), 0
     tuned = tuned or experiments_folder() / TUNED
@@ -65,7 +65,8 @@ def reproduce(
             runs = part_of(grid.runs(changes), part)
             left += sweep(runs, out, limit=remaining, say=say, clock=clock)
         if part[1] == 1:  # else others are still at it
-            for line in collect(grid, out, tuned):
+            is_trial = changes.rounds is not None or bool(changes.task_options)
+            for line in collect(grid, out, out / TUNED if is_trial else tuned):
                 say(line)
     if left:
         say(f"{left} runs are left: give the same command again to go on")

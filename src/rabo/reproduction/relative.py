@@ -23,11 +23,11 @@ class Share(NamedTuple):
 
 
 def shares_of(grid: Grid, records: Sequence[Record]) -> list[Share]:
-    """Return all that have a baseline which was run in the same setting.
+    """Return all that have a baseline which was run in the same setting and did not diverge.
 
     Everything counts, measurements of curvature too.
     """
-    groups, found = grouped(records), []
+    groups, found = grouped([r for r in records if not r.diverged]), []
     said = grid.content.get("paper", {}).get("relative", {})
     for setting in grid.settings:
         for baseline, methods in grid.content.get("baselines", {}).items():

@@ -118,15 +118,16 @@ def _above_single_level(results: Results) -> Iterator[Verdict]:
             own = cells.get((setting, f"rabo{heads}"))
             others = [cells.get((setting, f"{name}{heads}")) for name in SUBMODELS]
             target = f"{named} above every single-level submodel baseline by more than the interval"
-            known = [cell for cell in others if cell is not None and cell.value is not None]
+            run = [cell for cell in others if cell is not None]
+            known = [cell for cell in run if cell.value is not None]  # the rest diverged
             if own is None or own.value is None or not known:
                 yield Verdict(target, setting, "", None)
                 continue
             best = max(known, key=lambda cell: cell.value or 0.0)
             gap = own.value - (best.value or 0.0)
             interval = max(own.interval or 0.0, best.interval or 0.0)
-            numbers = f"{gap:+.2f} over {best.method} ({len(known)} of 4 run), ± {interval:.2f}"
-            yield Verdict(target, setting, numbers, gap > interval if len(known) == 4 else None)
+            numbers = f"{gap:+.2f} over {best.method} ({len(run)} of 4 run), ± {interval:.2f}"
+            yield Verdict(target, setting, numbers, gap > interval if len(run) == 4 else None)
 
 
 def _costs(

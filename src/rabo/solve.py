@@ -17,7 +17,7 @@ from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
-from rabo.runtimes import InProcess, Runtime
+from rabo.runtimes import InProcess, RollCall, Runtime
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -89,7 +89,12 @@ class Result:
 
     @property
     def relative_cost(self) -> dict[str, float]:
-        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside."""
+        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside.
+
+        Empty where costs were not compared with the full model's.
+        """
+        if self.full_cost == Cost():
+            return {}
         phases = self.ledger.by_phase.items()
         spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
         names = ("multiply_adds", "bytes_up", "bytes_down")
@@ -116,7 +121,9 @@ class Federation:
         evaluate: Evaluate | None = None,
         evaluate_every: int = 1,
         runtime: Runtime | None = None,
+        compare: bool = True,
     ):
+        """Make a federation; to compare costs with the full model's, rounds of it are run here."""
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
         if not 0 < participation <= 1:
@@ -125,7 +132,7 @@ class Federation:
             raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
         self.clients, self.algorithm = dict(enumerate(clients)), algorithm
         self.participation, self.evaluate = participation, evaluate
-        self.evaluate_every = evaluate_every
+        self.evaluate_every, self.compare = evaluate_every, compare
         self.template = clients[0].problem
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
@@ -201,7 +208,8 @@ class Federation:
         else:
             self.state = replace(self.state, round=number + 1)
         coverage = self.ledger.end()
-        self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        if self.compare:
+            self.full_cost = self.full_cost.plus(self._full_cost_of_round())
         if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
             scalars |= dict(self.evaluate(self.state, self.ledger))
         scalars |= self.ledger.scalars()
@@ -218,14 +226,26 @@ class Federation:
             chosen = sorted(chosen[i] for i in order.tolist())
         present: dict[int, float] = {}
         absent: dict[int, str] = {}
-        for client in chosen:
-            now = at_round(self.clients[client].capacity, round)
-            width = width_for(now, lambda w, client=client: self.cost_at(client, w))
+        for client, width in self._widths(round, chosen).items():
             if isinstance(width, Absent):
                 absent[client] = width.why
             else:
-                present[client] = width
+                present[client] = check_capacity(width)
         return present, absent
+
+    def _widths(self, round: int, chosen: Sequence[int]) -> Mapping[int, float | Absent]:
+        """Return how wide clients are: what they answer, or what fits the resources they have."""
+        runtime = self.ledger.runtime
+        if isinstance(runtime, RollCall):
+            answers = runtime.widths(round, chosen)
+            return {c: answers.get(c, Absent("no answer to the roll call")) for c in chosen}
+        return {
+            client: width_for(
+                at_round(self.clients[client].capacity, round),
+                lambda w, client=client: self.cost_at(client, w),
+            )
+            for client in chosen
+        }
 
     def _check_clients(self) -> None:
         shapes = shapes_of(*self.template.start())

@@ -73,12 +73,12 @@ class GlobalHessian:
         return Reply({"x": system.pull_back(flatten(leaves(task.arrays["v"])))}, task.scalars)
 
     def _system(self, task: Task, local: Local) -> Linearisation:
-        """Return the linearised problem; rebuilt from x and y where memory does not hold graphs."""
-        if "system" not in local.memory:
+        """Return the linearised problem; rebuilt from x and y where graphs were not kept."""
+        if "system" not in local.cache:
             batch = local.draw(task, "outer")
             x, y = local.memory["x"], local.memory["y"]
-            local.memory["system"] = self._implicit.linearise(local.problem, x, y, batch)
-        return local.memory["system"]
+            local.cache["system"] = self._implicit.linearise(local.problem, x, y, batch)
+        return local.cache["system"]
 
     def _ask(
         self,

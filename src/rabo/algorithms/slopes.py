@@ -52,13 +52,13 @@ def fresh_batch(task: Task, local: Local) -> Batch:
 
 def inner_slope_at(local: Local, y: Params, batch: Batch) -> Params:
     """Return ∇_y g_i; features of the same data serve the whole round."""
-    memory = local.memory
-    if "features" not in memory or memory["data"] is not batch.inner:
-        memory["data"] = batch.inner
+    cache = local.cache
+    if "features" not in cache or cache["data"] is not batch.inner:
+        cache["data"] = batch.inner
         with torch.no_grad():
-            memory["features"] = local.problem.features(memory["x"], batch.inner)
+            cache["features"] = local.problem.features(local.memory["x"], batch.inner)
     y = as_leaves(y)
-    loss = local.problem.inner(memory["features"], y, batch.inner)
+    loss = local.problem.inner(cache["features"], y, batch.inner)
     return dict(zip(y, gradient(loss, leaves(y)), strict=True))
 
 
@@ -70,15 +70,15 @@ def outer_slope_at(local: Local, x: Params, y: Params, batch: Batch) -> Params:
 
 def system_at(task: Task, local: Local) -> Exact:
     """Return the linearised problem on a fresh batch; its graph serves again for the same data."""
-    memory = local.memory
+    cache = local.cache
     x, y = point(task, local)
     here: tuple[Any, ...] = (fresh_batch(task, local), x, y)
-    known: tuple[Any, ...] = memory.get("linearised_at", ())
-    if "system" not in memory or any(a is not b for a, b in zip(here, known, strict=True)):
-        memory.pop("system", None)  # two graphs are never held at a time
-        memory["linearised_at"] = here
-        memory["system"] = Exact(View(local.problem, x, y, here[0]))
-    return memory["system"]
+    known: tuple[Any, ...] = cache.get("linearised_at", ())
+    if "system" not in cache or any(a is not b for a, b in zip(here, known, strict=True)):
+        cache.pop("system", None)  # two graphs are never held at a time
+        cache["linearised_at"] = here
+        cache["system"] = Exact(View(local.problem, x, y, here[0]))
+    return cache["system"]
 
 
 def minus(a: Params, b: Params, factor: Any = 1.0) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What travels between server and clients, and what a runtime must do."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Generator
@@ -11,6 +11,7 @@ from torch import Generator
 from rabo.errors import ClientError, NonFiniteError
 from rabo.metering import Cost, Meter
 from rabo.problem import Batch, BilevelProblem
+from rabo.resources import Absent
 from rabo.seeding import seed_of, stream
 from rabo.submodel import Cut
 from rabo.tree import Params, is_finite, leaves, num_bytes, shapes
@@ -44,11 +45,16 @@ class Reply(NamedTuple):
 
 @dataclass
 class Local:
-    """What a client has at hand while it works. Its memory lasts until the round ends."""
+    """What a client has at hand while it works, until the round ends.
+
+    Its memory holds numbers and named tensors, so that it can be saved between exchanges; what can
+    be computed again from them is in the cache, and may be gone at the next exchange.
+    """
 
     client: int
     problem: BilevelProblem  # cut to the client's submodels
     memory: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     batches: dict[str | int, Batch] = field(default_factory=dict)
 
     def draw(self, task: Task, purpose: str | int) -> Batch:
@@ -79,10 +85,19 @@ class Runtime(Protocol):
         ...
 
 
+@runtime_checkable
+class RollCall(Protocol):
+    """A runtime whose clients say themselves how wide a submodel they can train."""
+
+    def widths(self, round: int, clients: Sequence[int]) -> Mapping[int, float | Absent]:
+        """Ask clients, or all there are; one that does not answer is missing."""
+        ...
+
+
 def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     """Run one piece of work as a client does: seeded, metered, and checked before it travels."""
     name = work.__name__
-    held = num_bytes(task.arrays) + num_bytes(local.memory) + num_bytes(local.batches)
+    held = sum(map(num_bytes, (task.arrays, local.memory, local.cache, local.batches)))
     whose = repr(getattr(work, "__self__", None))
     shape = (local.problem.shape_key, task.cut.widths, shapes(task.arrays))
     key = (name, whose, *shape, task.num_steps)

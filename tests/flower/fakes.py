@@ -1,0 +1,57 @@
+"""A Flower grid in this process: what travels is written and read, and nodes forget all else."""
+
+from itertools import count
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.supercore.task_identity import TaskIdentity
+
+from rabo.flower.runtime import width_records
+from rabo.flower.work import WIDTH
+from rabo.flower.worker import Worker
+
+
+def travel(content):
+    """Through bytes and back."""
+    proto = recorddict_to_proto(content)
+    return recorddict_from_proto(type(proto).FromString(proto.SerializeToString()))
+
+
+class FakeGrid:
+    """Nodes 100, 101, ... hold clients 0, 1, ...; every message meets a new process."""
+
+    def __init__(self, problems, algorithm, widths=None):
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # the server's
+        self.problems, self.algorithm = problems, algorithm
+        self.widths = widths or dict.fromkeys(problems, 1.0)
+        self.kept = {client: RecordDict() for client in problems}
+        self.replies, self.ids, self.seen = {}, count(), []
+
+    def get_node_ids(self):
+        return [100 + client for client in self.problems]
+
+    def push_messages(self, messages):
+        return [self._deliver(message) for message in messages]
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(i) for i in message_ids if i in self.replies]
+
+    def _deliver(self, message):
+        identity = str(next(self.ids))
+        reply = self.answer(message.metadata.dst_node_id - 100, message)
+        if reply is not None:
+            self.replies[identity] = reply
+        return identity
+
+    def answer(self, client, message):
+        kind, content = message.metadata.message_type, travel(message.content)
+        self.seen.append((client, kind, message.content))
+        if kind == WIDTH:
+            return Message(width_records(client, self.widths[client]), reply_to=message)
+        worker = Worker(client, self.problems[client], self.algorithm)
+        try:
+            found = worker.answer(kind, content, self.kept[client])
+        except Exception as error:
+            return Message(Error(2, str(error)), reply_to=message)
+        self.kept[client] = travel(self.kept[client])
+        return Message(travel(found), reply_to=message)

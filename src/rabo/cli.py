@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib.util
 import inspect
 import signal
 import threading
@@ -36,6 +37,10 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Run an algorithm on a task.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
+if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
+    from rabo.flower.commands import app as flower_app
+
+    app.add_typer(flower_app, name="flower")
 
 
 def run_task(

@@ -11,13 +11,13 @@ from typing import Any, TextIO
 
 import torch
 
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.errors import lookup
 from rabo.export import save_tensors
 from rabo.metering import Cost
 from rabo.resources import Budget, Now, check_capacity
 from rabo.runtimes import RUNTIMES, Runtime
-from rabo.solve import Federation, Result, Round, make_algorithm, result_of
+from rabo.solve import Client, Federation, Result, Round, make_algorithm, result_of
 from rabo.tasks import TASKS, Setup
 
 
@@ -38,8 +38,26 @@ class Experiment:
     runtime: str = "auto"  # plain, recorded, or what suits the device
     evaluate_every: int | None = None
 
-    def federation(self) -> tuple[Federation, Setup]:
-        """Build data, clients and algorithm."""
+    def federation(self, runtime: Runtime | None = None) -> tuple[Federation, Setup]:
+        """Build data, clients and algorithm; with a runtime given, the clients are elsewhere."""
+        setup, algorithm = self.build()
+        clients = setup.clients
+        if runtime is not None:
+            template = setup.template() if setup.template else clients[0].problem
+            clients = [Client(template)] * self.clients
+        federation = Federation(
+            clients,
+            algorithm,
+            participation=self.participation,
+            evaluate=setup.evaluate,
+            evaluate_every=self.evaluate_every or setup.evaluate_every,
+            runtime=runtime or self._runtime(setup),
+            compare=runtime is None,
+        )
+        return federation, setup
+
+    def build(self) -> tuple[Setup, Algorithm]:
+        """Build what the server and every client must agree on."""
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if self.rounds < 1:
@@ -47,25 +65,16 @@ class Experiment:
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
-        device = choose_device(self.device)
-        setup = task.build(capacities, self.rounds, self.seed, device)
+        setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
         advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
-        federation = Federation(
-            setup.clients,
-            make_algorithm(self.algorithm, **options),
-            participation=self.participation,
-            evaluate=setup.evaluate,
-            evaluate_every=self.evaluate_every or setup.evaluate_every,
-            runtime=self._runtime(setup, device),
-        )
-        return federation, setup
+        return setup, make_algorithm(self.algorithm, **options)
 
-    def _runtime(self, setup: Setup, device: str) -> Runtime:
-        on_gpu = device.startswith("cuda")
+    def _runtime(self, setup: Setup) -> Runtime:
+        on_gpu = choose_device(self.device).startswith("cuda")
         name = ("recorded" if on_gpu else "plain") if self.runtime == "auto" else self.runtime
         problems = {i: client.problem for i, client in enumerate(setup.clients)}
         return lookup("runtime", name, RUNTIMES)(problems)
@@ -75,9 +84,10 @@ def run(
     experiment: Experiment,
     out: Path,
     on_round: Callable[[Round], None] = lambda _: None,
+    runtime: Runtime | None = None,
 ) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C and failures."""
-    federation, setup = experiment.federation()
+    federation, setup = experiment.federation(runtime)
     history: list[Round] = []
     with RunFolder(out, experiment) as folder:
         status = "failed"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rabo.algorithms import State
 from rabo.ledger import Ledger
+from rabo.problem import BilevelProblem
 from rabo.resources import Resources
 from rabo.solve import Client, Evaluate
 
@@ -25,6 +26,7 @@ class Setup:
     evaluate_every: int = 1
     finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and tables
     export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
+    template: Callable[[], BilevelProblem] | None = None  # for a server without data
 
 
 class Task(Protocol):

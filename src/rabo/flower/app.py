@@ -3,27 +3,21 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from rabo.algorithms import Algorithm
-from rabo.errors import lookup
 from rabo.experiment import Experiment, choose_device, run
+from rabo.flower import sites
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
+from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
-from rabo.flower.worker import Worker
-from rabo.resources import Now, at_round
 from rabo.solve import Round
-from rabo.tasks import TASKS, Setup
 
 log = logging.getLogger("flwr")
 
@@ -34,10 +28,9 @@ def client_app(folder: Path) -> ClientApp:
 
     def answer(message: Message, context: Context) -> Message:
         kind, node = message.metadata.message_type, context.node_config
-        options = tuple(sorted(context.run_config.items()))
-        worker, capacity = _worker(
-            folder, options, _partition(context), str(node.get("device", ""))
-        )
+        options = sorted(context.run_config.items())
+        device = str(node.get("device", ""))
+        worker, capacity = sites.recall(str(folder), options, _partition(context), device)
         if kind == WIDTH:
             width = ask_width(node, capacity, worker.problem, worker.algorithm, context.state)
             content = width_records(worker.client, width)
@@ -75,52 +68,6 @@ def server_app(folder: Path) -> ServerApp:
     return app
 
 
-def experiment_of(config: Mapping[str, Any], folder: Path) -> Experiment:
-    """Read the options of a run; a file of its own lies in the app's folder."""
-    name = str(config["task"])
-    options = parse_options(str(config["task-options"]), lookup("task", name, TASKS))
-    if name == "own":
-        options["file"] = str(folder / options["file"])
-    return Experiment(
-        task=name,
-        task_options=options,
-        algorithm=str(config["algorithm"]),
-        algorithm_options=parse_options(str(config["algorithm-options"])),
-        clients=int(config["clients"]),
-        capacities=str(config["capacities"]) or None,
-        rounds=int(config["rounds"]),
-        participation=float(config["participation"]),
-        seed=int(config["seed"]),
-        device=str(config["device"]),
-        evaluate_every=int(config["evaluate-every"]) or None,
-    )
-
-
-def parse_options(text: str, kind: type | None = None) -> dict[str, Any]:
-    """Read "ways=5 backbone=conv4", with the types of a task's fields or as they look."""
-    hints = get_type_hints(kind, include_extras=True) if kind else {}
-    known = (
-        {option.name: get_args(hints[option.name])[0] for option in fields(kind)} if kind else {}
-    )
-    options: dict[str, Any] = {}
-    for item in text.split():
-        name, equals, value = item.partition("=")
-        name = name.replace("-", "_")
-        if not equals:
-            raise ValueError(f"options must look like name=value, got {item!r}")
-        plain = lookup("option", name, known) if kind else None
-        options[name] = value if plain is str else _plain(value)
-    return options
-
-
-def _plain(value: str) -> Any:
-    """Return a number or a truth value where the text is one."""
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
 def _partition(context: Context) -> int:
     """Return whose data a node has."""
     node, clients = context.node_config, int(context.run_config["clients"])
@@ -133,24 +80,6 @@ def _partition(context: Context) -> int:
             f"num-partitions={node.get('num-partitions', clients)}"
         )
     return client
-
-
-@lru_cache(maxsize=64)
-def _worker(
-    folder: Path, options: tuple[tuple[str, Any], ...], client: int, device: str
-) -> tuple[Worker, Now]:
-    """Return a client and what the run says it has; a process that lives on makes it once."""
-    setup, algorithm = _built(folder, options, device)
-    own = setup.clients[client]
-    return Worker(client, own.problem, algorithm), at_round(own.capacity, 0)
-
-
-@lru_cache(maxsize=1)
-def _built(
-    folder: Path, options: tuple[tuple[str, Any], ...], device: str
-) -> tuple[Setup, Algorithm]:
-    experiment = experiment_of(dict(options), folder)
-    return replace(experiment, device=device or experiment.device).build()
 
 
 def _wait_for_nodes(grid: Grid, number: int, seconds: float) -> None:

@@ -88,13 +88,17 @@ def connect(folder: Path, address: str, plain: bool) -> None:
 def register(folder: Path) -> int:
     """Let the nodes join whose public keys are in DIR/keys; return how many."""
     keys = sorted((folder / KEYS).glob("*.pub"))
-    for key in keys:
-        command = ["flwr", "supernode", "register", str(key), NAME]
-        done = subprocess.run(
-            command, env=environment(folder), capture_output=True, text=True, check=False
+    commands = [["flwr", "supernode", "register", str(key), NAME] for key in keys]
+    started = [
+        subprocess.Popen(
+            c, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        if done.returncode:
-            raise RuntimeError(f"{key} could not be registered: {done.stdout}{done.stderr}")
+        for c in commands
+    ]
+    outputs = [process.communicate()[0].decode() for process in started]
+    for key, process, output in zip(keys, started, outputs, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"{key} could not be registered: {output}")
     return len(keys)
 
 

@@ -1,8 +1,10 @@
 """A SuperNode that looks for messages often and answers them at once: `rabo flower node`."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -21,8 +23,15 @@ def main() -> None:
     start_client_internal.time = SimpleNamespace(sleep=lambda s: time.sleep(min(s, POLL)))  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *sys.argv[1:], "--isolation", "process", "--port", port]
     executor = [sys.executable, "-m", "rabo.flower.executor", f"127.0.0.1:{port}"]
-    subprocess.Popen([*executor, str(os.getpid())])  # ends when this process does
+    child = subprocess.Popen([*executor, str(os.getpid())])  # ends when this process does
+    threading.Thread(target=_follow, args=(child,), daemon=True).start()
     flower_supernode()
+
+
+def _follow(child: subprocess.Popen[bytes]) -> None:
+    """End with the process that answers messages: without it, others only wait for this node."""
+    child.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -48,11 +48,12 @@ class Trial:
         command = launch.node_command(self.folder, client, self.address, False, node_config)
         return self.start(command)
 
-    def begin(self, out: Path, **config):
+    def begin(self, out: Path, *options, **config):
         """Submit a run, and go on."""
         config = {"out": str(out), "wait": 60.0, "device": "cpu", **config}
         text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
         command = ["flwr", "run", str(self.app), launch.NAME, "--run-config", text]
+        command += options
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -64,9 +65,22 @@ class Trial:
             assert self.server.poll() is None, self.log.read_text()[-3000:]
             time.sleep(0.1)
 
-    def run(self, out: Path, seconds: float = 80, **config):
+    def run(self, out: Path, *options, seconds: float = 80, **config):
         """Run to the end and return the summary."""
-        self.begin(out, **config)
-        self.wait_for((out / "summary.json").exists, seconds)
+        self.begin(out, *options, **config)
+        self.wait_for((out / "y.safetensors").exists, seconds)
+        self.wait_for((out / "summary.json").exists, 10)
         time.sleep(0.2)
         return json.loads((out / "summary.json").read_text())
+
+
+class Simulation(Trial):
+    """A SuperLink that simulates its nodes."""
+
+    def __enter__(self):
+        self.children.__enter__()
+        launch.connect(self.folder, self.address, plain=True)
+        command = launch.server_command(self.folder, "127.0.0.1", self.port, plain=True)
+        self.server = self.start([*command, "--simulation"])
+        launch.wait_for_port("127.0.0.1", self.port, self.server, 60)
+        return self

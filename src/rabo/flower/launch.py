@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from rabo.flower.credentials import CA, CERTIFICATE, KEY, KEYS, has_certificates, is_loopback
@@ -115,8 +116,8 @@ class Children:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], log: Path | None = None
     ) -> subprocess.Popen[bytes]:
-        output = log.open("ab") if log else None
-        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+        with log.open("ab") if log else nullcontext() as output:
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
         self.processes.append(process)
         return process
 

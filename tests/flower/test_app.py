@@ -1,0 +1,121 @@
+"""The app: options of a run as text, and a problem of one's own from one file."""
+
+import shutil
+import tomllib
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.config import validate_config
+from flwr.serverapp import ServerApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from rabo.experiment import Experiment
+from rabo.flower.app import client_app, server_app
+from rabo.flower.launch import TEMPLATE
+from rabo.flower.sites import experiment_of, parse_options
+from rabo.tasks import TASKS
+
+PROJECT = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())
+CONFIG = PROJECT["tool"]["flwr"]["app"]["config"]
+OWN = {**CONFIG, "task": "own", "task-options": "file=problem.py", "device": "cpu"}
+
+
+def test_flower_takes_the_template_as_it_is():
+    valid, errors, warnings = validate_config(PROJECT, project_dir=TEMPLATE)
+    assert (valid, errors, warnings) == (True, [], [])
+    assert isinstance(server_app(TEMPLATE), ServerApp)
+    assert isinstance(client_app(TEMPLATE), ClientApp)
+
+
+@pytest.mark.parametrize("task", ["few-shot", "loss-tuning"])
+def test_the_tasks_of_the_paper_need_no_download(task):
+    options = {"few-shot": "channels=8 backbone=conv4", "loss-tuning": "width=4"}[task]
+    setup, algorithm = experiment_of(
+        {**CONFIG, "task": task, "task-options": options}, TEMPLATE
+    ).build()
+    assert len(setup.clients) == CONFIG["clients"]
+    assert algorithm.seed == CONFIG["seed"]
+
+
+def test_options_have_the_types_of_the_task():
+    text = "channels=8 ways=3 test-tasks=4 download=true penalty=1e-3"
+    found = parse_options(text, TASKS["few-shot"])
+    assert found == {
+        "channels": "8",
+        "ways": 3,
+        "test_tasks": 4,
+        "download": True,
+        "penalty": 1e-3,
+    }
+    assert parse_options("policy=rolling alpha=0.5") == {"policy": "rolling", "alpha": 0.5}
+    with pytest.raises(ValueError, match="Did you mean 'ways'"):
+        parse_options("way=3", TASKS["few-shot"])
+    with pytest.raises(ValueError, match="name=value"):
+        parse_options("ways")
+
+
+def context(partition, **node):
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    return Context(1, 100 + partition, {"partition-id": partition, **node}, RecordDict(), OWN)
+
+
+def roll_call(where, folder=TEMPLATE):
+    message = Message(RecordDict({"task": ConfigRecord({"round": 0})}), 100, "query.width")
+    return dict(client_app(folder)(message, where).content.config_records["width"])
+
+
+def test_a_node_answers_for_its_own_data_alone(tmp_path):
+    text = (TEMPLATE / "problem.py").read_text()
+    forbidden = "    assert partition == 1, 'the data of others'\n    generator ="
+    (tmp_path / "problem.py").write_text(text.replace("    generator =", forbidden))
+    assert roll_call(context(1, capacity=0.5), tmp_path) == {"client": 1, "width": 0.5}
+    with pytest.raises(AssertionError, match="data of others"):
+        roll_call(context(0), tmp_path)
+
+
+def test_a_node_must_say_whose_data_it_has():
+    assert roll_call(context(2)) == {"client": 2, "width": 1.0}
+    for where in (context(3), context(0, **{"num-partitions": 5})):
+        with pytest.raises(ValueError, match="clients 0 to 2"):
+            roll_call(where)
+    nobody = context(0)
+    nobody.node_config = {}
+    with pytest.raises(ValueError, match="whose data"):
+        roll_call(nobody)
+
+
+def test_a_message_that_no_algorithm_sends_is_refused():
+    message = Message(RecordDict(), 100, "train.exec")
+    with pytest.raises(ValueError, match="No train function registered"):
+        client_app(TEMPLATE)(message, context(0))
+
+
+def test_a_problem_of_ones_own_runs_in_process_and_the_server_needs_no_data(tmp_path):
+    file = tmp_path / "problem.py"
+    shutil.copy(TEMPLATE / "problem.py", file)
+    with file.open("a") as end:
+        end.write("\n\ndef evaluate(x, y):\n    return {'size': y['w'].norm()}\n")
+    experiment = Experiment(
+        task="own",
+        task_options={"file": str(file)},
+        clients=2,
+        capacities="1,1/2",
+        rounds=3,
+    )
+    federation, _ = experiment.federation()
+    done = list(federation.run(3))[-1]
+    assert done.present == {0: 1.0, 1: 0.5}
+    assert done.metrics["size"] == pytest.approx(float(federation.state.y["w"].norm()))
+    file.write_text(
+        file.read_text().replace("    generator =", "    raise OSError\n    generator =")
+    )
+    far, _ = experiment.federation(runtime=federation.ledger)
+    assert far.state.x.keys() == federation.state.x.keys()
+
+
+def test_an_own_problem_that_is_not_there_or_is_none_is_refused(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    for name, why in (("missing.py", "not there"), ("empty.py", "must have problem")):
+        with pytest.raises(ValueError, match=why):
+            TASKS["own"](file=str(tmp_path / name)).build([1.0], 1, 0, "cpu")

@@ -74,7 +74,7 @@ def test_a_task_and_its_reply_come_back_as_they_were(seed, policy, width, scalar
     arrays = {"x": cut.x.extract(whole.x), "y": cut.y.extract(whole.y)}
     task = Task(seed, 3, cut, arrays, scalars, num_steps=2)
     records = travel(task_records(task, with_cut=True))
-    held = read_cut(records, whole.channels)
+    held = read_cut(unpack("task", records), whole.channels)
     assert held.widths == cut.widths
     for level in ("x", "y"):
         mine, theirs = getattr(cut, level).held(), getattr(held, level).held()
@@ -98,9 +98,10 @@ def test_only_held_entries_of_an_element_mask_travel():
     cut = rabo.Magnitude()(whole, 0.5, 0, 0, stream(0))
     assert isinstance(cut.x, ElementMask)
     records = task_records(Task(0, 0, cut, {"x": cut.x.extract(whole.x)}), with_cut=True)
-    assert len(records.array_records["arrays"]["x"].data) == cut.x.num_bytes(whole.x)
-    masks = records.array_records["cut"]
-    assert len(masks["x"].data) + len(masks["y"].data) == (12 + 7) // 8 + 1 + 1
+    bits = (12 + 7) // 8 + 1 + 1  # of x.w, x.b and y.v
+    units = 4 * 4
+    sent = len(records.array_records["task"]["bytes"].data)
+    assert sent == cut.x.num_bytes(whole.x) + bits + units
 
 
 def test_what_cannot_travel_is_refused_where_it_is_sent():
@@ -109,8 +110,8 @@ def test_what_cannot_travel_is_refused_where_it_is_sent():
 
 
 def written(data, layout, stype=RAW):
-    arrays = ArrayRecord({"x": Array("uint8", (len(data),), stype, data)})
-    return RecordDict({"arrays": arrays, "arrays.layout": ConfigRecord({"x": layout})})
+    arrays = ArrayRecord({"bytes": Array("uint8", (len(data),), stype, data)})
+    return RecordDict({"arrays": arrays, "arrays.head": ConfigRecord({"vector x": layout})})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def written(data, layout, stype=RAW):
         (written(b"", ["float32 99999999999999 w"]), "bytes it describes"),
         (written(b"12345678", ["object 1 w"]), "a tensor must be of"),
         (written(b"1234", ["float32 -1,-1 w"]), "a tensor must be of"),
-        (written(b"1234", "float32 1 w"), "raw bytes"),
+        (written(b"1234", "float32 1 w"), "must list its tensors"),
         (written(b"1234", ["float32"]), "unpack"),
     ],
 )
@@ -143,4 +144,4 @@ def test_malformed_arrays_are_refused(records, why):
 )
 def test_a_cut_of_units_that_do_not_exist_is_refused(kept):
     with pytest.raises(ValueError, match=r"kept units|must name the groups"):
-        read_cut(RecordDict(pack("cut", {"kept": kept})), model(0).channels)
+        read_cut({"cut kept": kept}, model(0).channels)

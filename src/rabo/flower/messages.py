@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,81 +21,109 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _KINDS.
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def pack(name: str, vectors: Mapping[str, Params]) -> dict[str, ArrayRecord | ConfigRecord]:
-    """Write vectors as one array of bytes each, and beside them what these hold.
+Records = dict[str, ArrayRecord | ConfigRecord]
+NO_NUMBERS: Mapping[str, float] = {}
+VECTOR, SCALAR, CUT = "vector ", "scalar ", "cut "  # how names in a head begin
 
-    One array for all tensors of a vector, because every array is sent on its own.
+
+def pack(
+    name: str, vectors: Mapping[str, Params], numbers: Mapping[str, float] = NO_NUMBERS
+) -> Records:
+    """Write vectors as one array of bytes, with a head that says what it holds, and numbers.
+
+    One array and one head, because Flower sends every array and every record on its own.
     """
-    data = {key: b"".join(map(_bytes, params.values())) for key, params in vectors.items()}
-    arrays = {key: Array("uint8", (len(raw),), RAW, raw) for key, raw in data.items()}
-    layout = {key: [_describe(n, t) for n, t in params.items()] for key, params in vectors.items()}
-    return {name: ArrayRecord(arrays), f"{name}.layout": ConfigRecord(layout)}  # type: ignore[arg-type]
+    raw = b"".join(_bytes(t) for params in vectors.values() for t in params.values())
+    head: dict[str, Any] = dict(numbers)
+    for key, params in vectors.items():
+        head[VECTOR + key] = [_describe(n, t) for n, t in params.items()]
+    array = Array("uint8", (len(raw),), RAW, raw)
+    return {name: ArrayRecord({"bytes": array}), f"{name}.head": ConfigRecord(head)}
 
 
 def unpack(
     name: str, records: RecordDict, device: torch.device | None = None
 ) -> dict[str, dict[str, Tensor]]:
-    """Read what `pack` wrote; anything else is refused before it is used."""
-    arrays, layout = records.array_records[name], records.config_records[f"{name}.layout"]
-    if arrays.keys() != layout.keys():
-        raise ValueError(f"{name} must describe each array, got {[*arrays]} and {[*layout]}")
-    return {key: _read(key, arrays[key], layout[key], device) for key in layout}
+    """Read the vectors that `pack` wrote; anything else is refused before it is used."""
+    array, head = records.array_records[name]["bytes"], records.config_records[f"{name}.head"]
+    if array.stype != RAW:
+        raise ValueError(f"{name} must come as raw bytes, got {array.stype!r}")
+    found, start = {}, 0
+    for key, layout in head.items():
+        if key.startswith(VECTOR):
+            found[key.removeprefix(VECTOR)], start = _read(array.data, start, layout, device)
+    if start != len(array.data):
+        raise ValueError(f"{name} must have the bytes it describes, got {len(array.data)}")
+    return found
+
+
+def numbers_of(name: str, records: RecordDict) -> dict[str, int | float]:
+    """Read the numbers that `pack` wrote."""
+    head = records.config_records[f"{name}.head"]
+    numbers = {key: value for key, value in head.items() if not key.startswith(VECTOR)}
+    if not all(isinstance(value, int | float) for value in numbers.values()):
+        raise ValueError(f"the head of {name} must have numbers, got {numbers}")
+    return numbers  # type: ignore[return-value]
 
 
 def task_records(task: Task, *, with_cut: bool) -> RecordDict:
     """Write a task; the cut travels where the client does not hold it yet."""
-    records = pack("arrays", {n: _squeeze(task.cut, n, p) for n, p in task.arrays.items()})
+    vectors = {n: _squeeze(task.cut, n, p) for n, p in task.arrays.items()}
     if with_cut:
-        records |= cut_records(task.cut)
+        vectors |= cut_vectors(task.cut)
     head = {"seed": task.seed, "round": task.round, "num_steps": task.num_steps}
-    records["task"] = ConfigRecord(head)  # type: ignore[arg-type]
-    records["scalars"] = _numbers(task.scalars)
-    return RecordDict(records)  # type: ignore[arg-type]
+    return RecordDict(pack("task", vectors, {**head, **_scalars(task.scalars)}))  # type: ignore[arg-type]
+
+
+def round_of(records: RecordDict) -> int:
+    return int(numbers_of("task", records)["round"])
+
+
+def has_cut(records: RecordDict) -> bool:
+    return VECTOR + CUT + "kept" in records.config_records["task.head"]
 
 
 def read_task(records: RecordDict, held: Cut, device: torch.device | None = None) -> Task:
     """Read a task on a submodel that the client holds."""
-    head = records.config_records["task"]
-    seed, round, num_steps = (_whole(head, name) for name in ("seed", "round", "num_steps"))
-    arrays = {n: _spread(held, n, p) for n, p in unpack("arrays", records, device).items()}
-    return Task(seed, round, held, arrays, _read_numbers(records), num_steps)
+    numbers = numbers_of("task", records)
+    seed, round, num_steps = (int(numbers[name]) for name in ("seed", "round", "num_steps"))
+    arrays = _arrays(unpack("task", records, device), held)
+    return Task(seed, round, held, arrays, _read_scalars(numbers), num_steps)
 
 
 def reply_records(reply: Reply, held: Cut) -> RecordDict:
     """Write a reply; its cost without traffic, which the server counts itself."""
-    records = pack("arrays", {n: _squeeze(held, n, p) for n, p in reply.arrays.items()})
-    records["scalars"] = _numbers(reply.scalars)
-    records["cost"] = ConfigRecord(dict(reply.cost._asdict()))
-    return RecordDict(records)  # type: ignore[arg-type]
+    vectors = {n: _squeeze(held, n, p) for n, p in reply.arrays.items()}
+    numbers = {**reply.cost._asdict(), **_scalars(reply.scalars)}
+    return RecordDict(pack("reply", vectors, numbers))  # type: ignore[arg-type]
 
 
 def read_reply(records: RecordDict, held: Cut, device: torch.device | None = None) -> Reply:
-    arrays = {n: _spread(held, n, p) for n, p in unpack("arrays", records, device).items()}
-    cost = records.config_records["cost"]
-    work, memory = (_whole(cost, name) for name in ("multiply_adds", "peak_memory_bytes"))
-    seconds = cost["seconds"]
-    if not isinstance(seconds, float):
-        raise ValueError(f"seconds must be a number, got {seconds!r}")
-    return Reply(arrays, _read_numbers(records), Cost(work, memory, seconds))
+    numbers = numbers_of("reply", records)
+    work, memory = (int(numbers[name]) for name in ("multiply_adds", "peak_memory_bytes"))
+    cost = Cost(work, memory, float(numbers["seconds"]))
+    return Reply(_arrays(unpack("reply", records, device), held), _read_scalars(numbers), cost)
 
 
-def cut_records(held: Cut) -> dict[str, ArrayRecord | ConfigRecord]:
+def cut_vectors(held: Cut) -> dict[str, dict[str, Tensor]]:
     """Say which units are kept, and of masks of single entries every bit."""
-    parts = {"kept": {group: units.to("cpu", torch.int32) for group, units in held.kept.items()}}
+    kept = {group: units.to("cpu", torch.int32) for group, units in held.kept.items()}
+    vectors = {CUT + "kept": kept}
     for level in ("x", "y"):
         part = getattr(held, level)
         if isinstance(part, ElementMask):
-            parts[level] = {
+            vectors[CUT + level] = {
                 name: torch.from_numpy(np.packbits(mask.cpu().numpy()))
                 for name, mask in part.mask.items()
             }
-    return pack("cut", parts)
+    return vectors
 
 
-def read_cut(records: RecordDict, channels: Channels, device: torch.device | None = None) -> Cut:
+def read_cut(
+    vectors: Mapping[str, Params], channels: Channels, device: torch.device | None = None
+) -> Cut:
     """Rebuild a cut along the client's own channels."""
-    parts = unpack("cut", records)
-    kept = {group: units.long() for group, units in parts["kept"].items()}
+    kept = {group: units.long() for group, units in vectors[CUT + "kept"].items()}
     if kept.keys() != channels.units.keys():
         raise ValueError(f"a cut must name the groups {[*channels.units]}, got {[*kept]}")
     for group, units in kept.items():
@@ -103,9 +132,9 @@ def read_cut(records: RecordDict, channels: Channels, device: torch.device | Non
             raise ValueError(f"kept units of {group} must lie in 0..{number - 1}")
     found = cut(channels, kept, device)
     masks = {
-        level: _masks(parts[level], channels, level, device)
+        level: _masks(vectors[CUT + level], channels, level, device)
         for level in ("x", "y")
-        if level in parts
+        if CUT + level in vectors
     }
     return found._replace(**masks)
 
@@ -121,7 +150,7 @@ def _masks(
         count = prod(shapes[name])
         if bits.numel() != (count + 7) // 8:
             raise ValueError(f"the mask of {level}.{name} must have {count} bits")
-        flat = np.unpackbits(bits.numpy(), count=count).astype(bool)
+        flat = np.unpackbits(bits.cpu().numpy(), count=count).astype(bool)
         masks[name] = torch.from_numpy(flat).reshape(shapes[name]).to(device)
     return ElementMask(masks)
 
@@ -160,21 +189,20 @@ def _describe(name: str, tensor: Tensor) -> str:
 
 
 def _read(
-    name: str, array: Array, layout: object, device: torch.device | None
-) -> dict[str, Tensor]:
-    if array.stype != RAW or not isinstance(layout, list):
-        raise ValueError(f"{name} must come as raw bytes, got {array.stype!r}")
-    found, start = {}, 0
-    for key, dtype, shape in _entries(layout):
+    data: bytes, start: int, layout: object, device: torch.device | None
+) -> tuple[dict[str, Tensor], int]:
+    """Read the tensors of a vector from a place on; return them and where they end."""
+    if not isinstance(layout, list):
+        raise ValueError(f"a vector must list its tensors, got {layout!r}")
+    found = {}
+    for name, dtype, shape in _entries(layout):
         end = start + prod(shape) * dtype.itemsize
-        if end > len(array.data):
-            break
-        raw = bytearray(array.data[start:end])
-        found[key] = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        found[key], start = found[key].reshape(shape).to(device), end
-    if len(found) != len(layout) or start != len(array.data):
-        raise ValueError(f"{name} must have the bytes it describes, got {len(array.data)} of them")
-    return found
+        if end > len(data) or name in found:
+            raise ValueError(f"{name} must have the bytes it describes, once")
+        raw = bytearray(data[start:end])
+        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        found[name], start = flat.reshape(shape).to(device), end
+    return found, start
 
 
 def _entries(layout: list[object]) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
@@ -186,19 +214,13 @@ def _entries(layout: list[object]) -> Iterator[tuple[str, torch.dtype, tuple[int
         yield name, DTYPES[dtype], sizes
 
 
-def _numbers(scalars: Mapping[str, float]) -> ConfigRecord:
-    return ConfigRecord({name: float(value) for name, value in scalars.items()})
+def _arrays(vectors: Mapping[str, Params], held: Cut) -> dict[str, dict[str, Tensor]]:
+    return {n: _spread(held, n, p) for n, p in vectors.items() if not n.startswith(CUT)}
 
 
-def _read_numbers(records: RecordDict) -> dict[str, float]:
-    scalars = dict(records.config_records["scalars"].items())
-    if not all(isinstance(value, float) for value in scalars.values()):
-        raise ValueError(f"scalars must be numbers, got {scalars}")
-    return scalars  # type: ignore[return-value]
+def _scalars(scalars: Mapping[str, float]) -> dict[str, float]:
+    return {SCALAR + name: float(value) for name, value in scalars.items()}
 
 
-def _whole(record: ConfigRecord, name: str) -> int:
-    value = record[name]
-    if not isinstance(value, int):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return value
+def _read_scalars(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {k.removeprefix(SCALAR): float(v) for k, v in numbers.items() if k.startswith(SCALAR)}

@@ -28,6 +28,7 @@ REASONS = {
 MOST_WORDS = 500  # of what a client says about its failure
 SLACK = 10.0  # seconds that a message outlives its deadline, so that late is told from lost
 DAY = 86400.0
+PATIENCE, MOST_PAUSE = 1.3, 0.3
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class FlowerRuntime:
         grid: Grid,
         *,
         deadline: float = 600.0,
-        poll: float = 0.05,
+        poll: float = 0.03,
         on_fault: OnFault | None = None,
         device: torch.device | None = None,
     ):
-        """Give clients `deadline` seconds for an exchange, and look for replies every `poll`."""
+        """Give clients `deadline` seconds for an exchange; look for replies after `poll` first."""
         if not deadline > 0:
             raise ValueError(f"a deadline must be positive, got {deadline}")
         self.grid, self.deadline, self.poll, self.device = grid, deadline, poll, device
@@ -132,7 +133,7 @@ class FlowerRuntime:
         self, sent: Sent, phase: str, round: int, read: Callable[[RecordDict], T], wait: bool = True
     ) -> T | None:
         """Return what a client answered, or report why there is nothing."""
-        why = "it could not be reached"
+        why, pause = "it could not be reached", self.poll
         while sent.id is not None:
             for message in self.grid.pull_messages([sent.id]):
                 return self._read(message, sent, phase, round, read)
@@ -142,7 +143,8 @@ class FlowerRuntime:
                 why = f"no answer within {self.deadline:g} s"
                 self._late[sent.node] = None
                 break
-            time.sleep(self.poll)
+            time.sleep(pause)
+            pause = min(PATIENCE * pause, MOST_PAUSE)  # every look is work for the SuperLink
         self._report(sent.client, round, phase, _of_node(sent, why))
         return None
 

@@ -1,16 +1,18 @@
 """The client's side of an exchange: from a message and what was kept, to a reply."""
 
-from typing import Any
-
 from flwr.app import ConfigRecord, RecordDict
 
 from rabo.algorithms import Algorithm
 from rabo.flower.messages import (
-    cut_records,
+    CUT,
+    cut_vectors,
+    has_cut,
+    numbers_of,
     pack,
     read_cut,
     read_task,
     reply_records,
+    round_of,
     unpack,
 )
 from rabo.flower.work import work_for
@@ -43,24 +45,23 @@ class Worker:
 
     def _resume(self, content: RecordDict, kept: RecordDict) -> tuple[Local, Cut]:
         """Begin on the cut that came with the message, or go on where the last one ended."""
-        round = content.config_records["task"]["round"]
-        is_new = "cut" in content
-        if not is_new and ("held" not in kept or kept.config_records["held"]["round"] != round):
+        round, channels = round_of(content), self.problem.channels
+        if has_cut(content):
+            cut = read_cut(unpack("task", content), channels, self._device)
+            return Local(self.client, self.problem.restrict(cut)), cut
+        if "held" not in kept or kept.config_records["held"]["round"] != round:
             raise ValueError(f"client {self.client} does not hold the submodel of round {round}")
-        cut = read_cut(content if is_new else kept, self.problem.channels, self._device)
+        vectors = unpack("memory", kept, self._device)
+        cut = read_cut(vectors, channels, self._device)
         local = Local(self.client, self.problem.restrict(cut))
-        if not is_new:
-            local.memory = {
-                **unpack("memory", kept, self._device),
-                **dict(kept.config_records["numbers"]),
-            }
+        tensors = {k: v for k, v in vectors.items() if not k.startswith(CUT)}
+        local.memory = {**tensors, **numbers_of("memory", kept)}
         return local, cut
 
 
 def _keep(round: int, cut: Cut, local: Local, kept: RecordDict) -> None:
-    tensors, numbers = {}, {}
+    tensors, numbers = cut_vectors(cut), {}
     for name, value in local.memory.items():
         (numbers if isinstance(value, int | float) else tensors)[name] = value
-    records: dict[str, Any] = {**cut_records(cut), **pack("memory", tensors)}
-    records |= {"held": ConfigRecord({"round": round}), "numbers": ConfigRecord(numbers)}
-    kept.update(records)
+    kept.update(pack("memory", tensors, numbers))
+    kept["held"] = ConfigRecord({"round": round})

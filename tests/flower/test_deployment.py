@@ -132,7 +132,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_one_that_is_slow(tmp_pa
             task_options="file=problem.py",
             algorithm_options="beta=0.01",
             rounds=3,
-            deadline=12.0,
+            deadline=20.0,
         )
         trial.wait_for((tmp_path / "client-1-works").exists, 60)
         trial.nodes[1].kill()
@@ -140,7 +140,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_one_that_is_slow(tmp_pa
         trial.wait_for((out / "y.safetensors").exists, 60)
         faults = [json.loads(text) for text in (out / "faults.jsonl").read_text().splitlines()]
         rounds = _lines(out)
-    why = "no answer within 12 s"
+    why = "no answer within 20 s"
     assert faults == [
         {"client": c, "round": 1, "phase": "update_inner", "why": why} for c in (1, 2)
     ]

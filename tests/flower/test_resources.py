@@ -20,6 +20,13 @@ def problem():
     return TASKS["digits"](width=16).build([1.0] * 2, 2, 0, "cpu").clients[0].problem
 
 
+@pytest.fixture(scope="module")
+def measured(problem):
+    """What a round costs at each width."""
+    federation = Federation([rabo.Client(problem)], ALGORITHM)
+    return {width: federation.cost_at(0, width) for width in WIDTHS}
+
+
 def ask(node, problem, otherwise=0.75, kept=None):
     kept = RecordDict() if kept is None else kept
     return ask_width(node, otherwise, problem, ALGORITHM, kept)
@@ -34,14 +41,13 @@ def test_a_capacity_is_a_width_and_without_any_it_is_the_run_that_says(problem):
 
 
 @pytest.mark.parametrize("name", ["memory", "multiply-adds", "traffic"])
-def test_a_budget_gives_the_widest_submodel_that_fits_it(problem, name):
-    federation = Federation([rabo.Client(problem)], ALGORITHM)
+def test_a_budget_gives_the_widest_submodel_that_fits_it(problem, measured, name):
     spent = {
         "memory": lambda c: c.peak_memory_bytes,
         "multiply-adds": lambda c: c.multiply_adds,
         "traffic": lambda c: c.bytes_up + c.bytes_down,
     }[name]
-    costs = {width: spent(federation.cost_at(0, width)) for width in WIDTHS}
+    costs = {width: spent(cost) for width, cost in measured.items()}
     for limit in (costs[0.5], costs[0.25], costs[1.0]):
         expected = max(width for width, cost in costs.items() if cost <= limit)
         assert ask({name: str(limit)}, problem) == expected

@@ -65,7 +65,7 @@ class Trial:
             assert self.server.poll() is None, self.log.read_text()[-3000:]
             time.sleep(0.1)
 
-    def run(self, out: Path, *options, seconds: float = 80, **config):
+    def run(self, out: Path, *options, seconds: float = 150, **config):
         """Run to the end and return the summary."""
         self.begin(out, *options, **config)
         self.wait_for((out / "y.safetensors").exists, seconds)

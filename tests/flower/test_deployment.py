@@ -1,8 +1,10 @@
 """Real processes, TLS and authentication: the bits of one process, and rounds that go on."""
 
 import json
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -101,13 +103,21 @@ def problem(partition, num_partitions):
 
     def slow(x, y, data):
         if partition > 0 and x["log_penalty"].any():  # in the first round they are zero
-            Path({folder!r}, f"client-{{partition}}-works").touch()
+            Path({folder!r}, f"client-{{partition}}-works").write_text(str(os.getpid()))
             time.sleep(80)
         return train(x, y, data)
 
     slowed = dataclasses.replace(own.problem, inner=slow)
     return slowed.on(inner=own.data.inner, outer=own.data.outer)
 """
+
+
+def _wait_until_ended(pids):
+    """The processes of messages end with their nodes, though they sleep."""
+    end = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 class Alone(InProcess):
@@ -123,7 +133,9 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_one_that_is_slow(tmp_pa
         file = trial.app / "problem.py"
         plain = tmp_path / "plain.py"
         plain.write_text(file.read_text())
-        imports = "import dataclasses\nimport time\nfrom pathlib import Path\n\nimport torch\n"
+        imports = (
+            "import dataclasses\nimport os\nimport time\nfrom pathlib import Path\n\nimport torch\n"
+        )
         slow = SLOW.format(folder=str(tmp_path))
         file.write_text(plain.read_text().replace("import torch\n", imports, 1) + slow)
         trial.begin(
@@ -140,6 +152,9 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_one_that_is_slow(tmp_pa
         trial.wait_for((out / "y.safetensors").exists, 60)
         faults = [json.loads(text) for text in (out / "faults.jsonl").read_text().splitlines()]
         rounds = _lines(out)
+    started = {int(p.read_text()) for p in tmp_path.glob("client-*-works")}
+    assert len(started) == 2
+    _wait_until_ended(started)
     why = "no answer within 20 s"
     assert faults == [
         {"client": c, "round": 1, "phase": "update_inner", "why": why} for c in (1, 2)

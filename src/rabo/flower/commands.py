@@ -1,5 +1,6 @@
 """`rabo flower ...`: from nothing to a federation; parse, call, print."""
 
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,7 @@ def server(
     folder: Folder, host: Host = "127.0.0.1", port: Port = PORT, insecure: Insecure = False
 ) -> None:
     """Start the server and let the nodes join whose keys are in the folder."""
-    with Children() as children:
+    with _children() as children:
         _guarded(lambda: _serve(children, folder, host, port, insecure))
         _guarded(children.wait)
 
@@ -73,7 +74,7 @@ def node(
     insecure: Insecure = False,
 ) -> None:
     """Join as one client."""
-    with Children() as children:
+    with _children() as children:
         _guarded(lambda: _join(children, folder, [client], f"{host}:{port}", node_config, insecure))
         _guarded(children.wait)
 
@@ -89,7 +90,7 @@ def nodes(
 ) -> None:
     """Join as all clients at once: a trial on one machine."""
     address = f"{host}:{port}"
-    with Children() as children:
+    with _children() as children:
         _guarded(lambda: _join(children, folder, range(clients), address, node_config, insecure))
         _guarded(children.wait)
 
@@ -110,7 +111,7 @@ def up(
 ) -> None:
     """Start a server and nodes on this machine, run the app once, and end them all."""
     port = launch.free_port()
-    with Children() as children:
+    with _children() as children:
         _guarded(lambda: _serve(children, folder, "127.0.0.1", port, insecure))
         address = f"127.0.0.1:{port}"
         _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
@@ -136,6 +137,16 @@ def _join(
     for client in clients:
         command = launch.node_command(folder, client, address, plain, config)
         children.start(command, launch.environment(folder))
+
+
+def _children() -> Children:
+    """Let processes end with this one, on Ctrl-C and when it is told to end."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    return Children()
 
 
 def _guarded(work: Callable[[], Any]) -> Any:

@@ -15,6 +15,8 @@ from rabo.runtimes import InProcess
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, Quadratic, random_quadratic
 
+EPISODES = (3, 4, 2, 3)  # tasks, ways, shots and queries
+
 
 def curved_problem(
     seed: int = 0, dim_x: int = 5, dim_y: int = 4, axes: bool = False, copies: int = 1
@@ -190,3 +192,36 @@ def truncated_series(mean, x, y, num_terms: int, L: float) -> Tensor:
     for _ in range(num_terms):
         total, term = total + term / L, factor @ term
     return mean.P @ x - mean.s + mean.B.T @ total
+
+
+def episodic_problem(seed=0):
+    """A small backbone and head in float64; data are tasks, the features are not normalised."""
+    g = stream(seed, "data")
+    tasks, ways, shots, queries = EPISODES
+    parts = []
+    for number in (shots, queries):
+        inputs = torch.randn(tasks, ways * number, 5, generator=g, dtype=torch.float64)
+        labels = torch.arange(ways).repeat_interleave(number).repeat(tasks, 1)
+        parts.append((inputs, labels))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh()).double()
+        y = nn.Linear(6, ways).double()
+
+    def loss(z, y, data):
+        return F.cross_entropy(y(z).flatten(0, 1), data[1].flatten())
+
+    def inner(z, y, data):
+        return loss(z, y, data) + 0.05 * sum(w.square().sum() for w in y.values()) / y.copies
+
+    return rabo.Problem(
+        inner=inner,
+        outer=loss,
+        features=lambda x, data: x(data[0]),
+        x=x,
+        y=y,
+        example=torch.randn(3, 5, dtype=torch.float64),
+        copies=tasks,
+        redraw="round",
+        ways=ways,
+    ).on(inner=parts[0], outer=parts[1])

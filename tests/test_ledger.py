@@ -179,4 +179,4 @@ def test_server_memory_does_not_grow_with_the_number_of_clients():
 
         return measure(serve)[1].peak_memory_bytes
 
-    assert peak(64) < 1.25 * peak(4)  # index vectors stay, tensors do not
+    assert peak(256) < 1.1 * peak(32)  # a few index vectors are kept

@@ -9,7 +9,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_the_code_of_the_readme_runs(block, capsys):
+def test_the_code_of_the_readme_runs(block, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     exec(compile(block, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()

@@ -54,10 +54,16 @@ def test_a_client_whose_budget_fits_nothing_sits_the_round_out_and_the_record_sa
 
 
 def test_a_round_in_which_nobody_can_take_part_changes_nothing():
-    result = rabo.solve([client(0, Budget(traffic=10))], rounds=2, beta=0.01)
+    too_little = Budget(traffic=10)
+    result = rabo.solve([client(0, [too_little, too_little])], rounds=2, beta=0.01)
     x, _ = client().problem.start()
     assert torch.equal(result.x["x"], x["x"])
     assert result.coverage["x_trained"] == 0
+
+
+def test_clients_that_can_never_take_part_are_refused_before_the_first_round():
+    with pytest.raises(ValueError, match="no client can take part in any round: no submodel fits"):
+        rabo.solve([client(0, Budget(traffic=10))], rounds=2, beta=0.01)
 
 
 def test_bisection_finds_the_boundary_for_every_limit():
@@ -198,7 +204,7 @@ def test_batches_are_drawn_anew_for_every_step_or_once_a_round():
 
 
 def test_nobody_present_is_no_error_with_measured_step_sizes_either():
-    result = rabo.solve([client(0, Budget(traffic=10))], rounds=12)
+    result = rabo.solve([client(0, lambda _: Budget(traffic=10))], rounds=12)
     assert len(result.history) == 12
     assert "traffic" in result.history[11].absent[0]
 

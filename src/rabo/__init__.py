@@ -1,5 +1,6 @@
 """Federated bilevel optimisation on submodels that fit each client."""
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
@@ -11,19 +12,33 @@ from rabo.hypergradients import (
     Neumann,
     Unrolled,
 )
-from rabo.masks import Full, Importance, Magnitude, Random, Rolling, Segments, Static
+from rabo.masks import (
+    ChannelRegions,
+    Full,
+    Importance,
+    Magnitude,
+    Random,
+    Regions,
+    Rolling,
+    Segments,
+    Static,
+    Threshold,
+)
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
-from rabo.solve import Client, Federation, Result, Round, solve
+from rabo.runtimes import Privacy, Tolerance
+from rabo.solve import Client, Federation, OnDemand, Result, Round, solve
 
 __version__ = "0.1.0"
 
 __all__ = [
     "RABO",
     "RAFBO",
+    "Aggregate",
     "Batch",
     "BilevelProblem",
     "Budget",
+    "ChannelRegions",
     "Client",
     "ClientError",
     "ConjugateGradient",
@@ -36,8 +51,11 @@ __all__ = [
     "Magnitude",
     "Neumann",
     "NonFiniteError",
+    "OnDemand",
+    "Privacy",
     "Problem",
     "Random",
+    "Regions",
     "Result",
     "Rolling",
     "Round",
@@ -45,6 +63,8 @@ __all__ = [
     "State",
     "Static",
     "StepSizeWarning",
+    "Threshold",
+    "Tolerance",
     "Unrolled",
     "UnsupportedModelError",
     "load_model",

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,13 +38,29 @@ class Channels:
     def num_units(self) -> int:
         return sum(self.units.values())
 
+    def of(
+        self, level: str
+    ) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, Mapping[int, Tensor]]]:
+        """Return the shapes and axes of x (or of y) by their own names, the same objects always."""
+        return self._levels[level]
+
+    @cached_property
+    def _levels(self) -> dict[str, Any]:
+        return {
+            level: tuple(
+                {name[2:]: value for name, value in of.items() if name.startswith(f"{level}.")}
+                for of in (self.shapes, self.axes)
+            )
+            for level in ("x", "y")
+        }
+
     def importance(self, x: Params, y: Params) -> Tensor:
         """Return the sum of squared weights that belong to each unit."""
         params = {f"x.{k}": v for k, v in x.items()} | {f"y.{k}": v for k, v in y.items()}
         device = next(iter(params.values())).device if params else None
         scores = torch.zeros(self.num_units + 1, dtype=torch.float64, device=device)
         for name, dims in self.axes.items():
-            squares = params[name].detach().square()
+            squares = params[name].square()
             loose = [d for d in range(squares.dim()) if d not in dims]
             if loose:
                 squares = squares.sum(loose, keepdim=True)

@@ -4,8 +4,6 @@ import contextlib
 import ctypes
 import importlib.util
 import inspect
-import signal
-import threading
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -13,21 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
-from rabo.errors import ClientError
-from rabo.experiment import Experiment, run
+from rabo.cli_compare import compare_task, list_algorithms
+from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
 from rabo.solve import Result, Round
 from rabo.tasks import TASKS, Task
+from rabo.terminal import console, guarded
 from rabo.theory import run_theory
 
-console = Console()
-errors = Console(stderr=True)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
     help="Federated bilevel optimisation on submodels that fit each client.",
@@ -37,13 +33,16 @@ app = typer.Typer(
 )
 run_app = typer.Typer(help="Run an algorithm on a task.", no_args_is_help=True)
 app.add_typer(run_app, name="run")
+compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=True)
+app.add_typer(compare_app, name="compare")
+app.command("algorithms")(list_algorithms)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app
 
     app.add_typer(flower_app, name="flower")
 
 
-def run_task(
+def make_experiment(
     task: str,
     task_options: dict[str, Any],
     algorithm: Annotated[str, typer.Option(help=", ".join(ALGORITHMS))] = "rabo",
@@ -67,7 +66,14 @@ def run_task(
     alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
     beta: Annotated[str | None, typer.Option(help="inner step size, or auto")] = None,
     momentum: Annotated[float | None, typer.Option(help="of the inner steps")] = None,
+    levels: Annotated[
+        str | None, typer.Option(help="what a single-level algorithm trains: both, or y")
+    ] = None,
     inner_steps: Annotated[int | None, typer.Option(help="inner steps T of a round")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="any other option of the algorithm, as NAME=VALUE (num_terms=5)"),
+    ] = None,
     participation: Annotated[float, typer.Option(help="fraction of clients per round")] = 1.0,
     seed: Annotated[int, typer.Option(help="seed of data, model and draws")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -79,18 +85,43 @@ def run_task(
         ),
     ] = "auto",
     evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
-    out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
-) -> None:
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(help="rounds between checkpoints; by default as often as costs 5 % of time"),
+    ] = None,
+    on_fault: Annotated[
+        str, typer.Option(help="what a client's failure does: raise, or drop (the round goes on)")
+    ] = "raise",
+    min_replies: Annotated[
+        int, typer.Option(help="replies an exchange must have, or its round is given up")
+    ] = 1,
+    max_norm: Annotated[
+        float | None, typer.Option(help="largest norm of a reply that is used")
+    ] = None,
+    aggregate: Annotated[
+        str, typer.Option(help="mean, median or trimmed, per entry over the clients that hold it")
+    ] = "mean",
+    trim: Annotated[float, typer.Option(help="share that is trimmed from each end")] = 0.1,
+    clip: Annotated[
+        float | None, typer.Option(help="norm to which clients shrink what they send")
+    ] = None,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="deviation of the noise clients add, over --clip")
+    ] = 0.0,
+) -> Experiment:
+    """Its parameters are the options of `rabo run` and `rabo compare`, on any task."""
     given = {
+        **dict(map(parse_option, option or [])),
         "policy": policy,
         "hypergradient": hypergradient,
         "hessian": hessian,
         "alpha": alpha,
         "beta": beta if beta in (None, "auto") else _number("beta", beta),
         "momentum": momentum,
+        "levels": levels,
         "num_inner_steps": inner_steps,
     }
-    experiment = Experiment(
+    return Experiment(
         task=task,
         task_options=task_options,
         algorithm=algorithm,
@@ -103,13 +134,52 @@ def run_task(
         device=device,
         runtime=runtime,
         evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
+        on_fault=on_fault,
+        min_replies=min_replies,
+        max_norm=max_norm,
+        aggregate=aggregate,
+        trim=trim,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
     )
+
+
+def run_task(
+    experiment: Experiment,
+    out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
+) -> None:
+    title = f"{experiment.task} · {experiment.algorithm}"
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = out or Path("runs") / f"{task}-{algorithm}-{stamp}"
-    console.print(f"{task} · {algorithm}: making data and clients", highlight=False)
-    with _progress(f"{task} · {algorithm}", rounds) as show:
-        result = _guarded(lambda: run(experiment, folder, show), folder)
+    folder = out or Path("runs") / f"{experiment.task}-{experiment.algorithm}-{stamp}"
+    console.print(f"{title}: making data and clients", highlight=False)
+    with _progress(title, experiment.rounds) as show:
+        result = guarded(lambda: run(experiment, folder, show), folder, _how_to_resume(folder))
     _print_result(result, folder)
+
+
+@app.command("resume")
+def resume_run(
+    folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
+    rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
+    title = f"{experiment.task} · {experiment.algorithm}"
+    console.print(f"{title}: making data and clients", highlight=False)
+    with _progress(title, experiment.rounds) as show:
+        result = guarded(
+            lambda: resume(experiment, folder, show, _say), folder, _how_to_resume(folder)
+        )
+    _print_result(result, folder)
+
+
+def _how_to_resume(folder: Path) -> str:
+    return f"; to go on: rabo resume {folder}"
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _number(name: str, text: str) -> float:
@@ -117,24 +187,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-def _guarded(work: Callable[[], Any], folder: Path) -> Any:
-    """Turn what a user can mend into one line, and keep what was reached."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
-    try:
-        return work()
-    except KeyboardInterrupt:
-        errors.print(f"[yellow]interrupted[/]: the rounds so far are in {folder}", highlight=False)
-        raise typer.Exit(130) from None
-    except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
-        errors.print(f"[red]error[/]: {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
 
 
 class _progress:  # noqa: N801 - used like a function
@@ -162,7 +214,7 @@ class _progress:  # noqa: N801 - used like a function
 
     def show(self, done: Round) -> None:
         text = "  ".join(f"{name} {value:.4g}" for name, value in list(done.metrics.items())[:3])
-        self.bar.update(self.task, advance=1, metrics=text)
+        self.bar.update(self.task, completed=done.round + 1, metrics=text)
         if not console.is_terminal and (done.round + 1) % max(1, self.rounds // 10) == 0:
             console.print(f"round {done.round + 1}/{self.rounds}  {text}", highlight=False)
 
@@ -185,12 +237,21 @@ def _print_result(result: Result, folder: Path) -> None:
     if absent:
         why = next(why for done in result.history for why in done.absent.values())
         table.add_row("sat out", f"clients {sorted(absent)} ({why})")
+    faults = [fault for done in result.history for fault in done.faults]
+    if faults:
+        who, last = sorted({fault.client for fault in faults}), faults[-1]
+        why = f"the last in round {last.round} at {last.phase}: {last.why}"
+        table.add_row("answers not used", f"{len(faults)} of clients {who} ({why})")
+    skipped = [done for done in result.history if done.skipped]
+    if skipped:
+        why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
+        table.add_row("rounds given up", f"{len(skipped)} ({why})")
     console.print(table)
     console.print(f"run folder               {folder}", highlight=False, soft_wrap=True)
 
 
-def _command_for(name: str, kind: type[Task]) -> Callable[..., None]:
-    """Make `rabo run NAME` with the fields of the task beside the common options."""
+def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:
+    """Make `rabo run NAME` or `rabo compare NAME`, with the fields of the task as options too."""
     hints = get_type_hints(kind, include_extras=True)
     own = []
     for option in fields(kind):  # type: ignore[arg-type]
@@ -202,24 +263,33 @@ def _command_for(name: str, kind: type[Task]) -> Callable[..., None]:
                 option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
             )
         )
-    common = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(run_task).parameters.values()
-        if parameter.name not in ("task", "task_options")
-    ]
+    of_action = _options_of(action, "experiment")
+    replaced = "algorithm" if any(p.name == "algorithms" for p in of_action) else ""
+    common = _options_of(make_experiment, "task", "task_options", replaced)
 
     def command(**options: Any) -> None:
         task_options = {p.name: options.pop(p.name) for p in own}
-        run_task(name, task_options, **options)
+        rest = {p.name: options.pop(p.name) for p in of_action}
+        action(make_experiment(name, task_options, **options), **rest)
 
-    command.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in [*common, *own]}
+    shown = [*of_action, *common, *own]
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in shown}
     command.__doc__ = kind.__doc__
     return command
 
 
+def _options_of(function: Callable[..., Any], *without: str) -> list[inspect.Parameter]:
+    return [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in without
+    ]
+
+
 for _name, _kind in TASKS.items():
-    run_app.command(_name)(_command_for(_name, _kind))
+    run_app.command(_name)(_command_for(_name, _kind, run_task))
+    compare_app.command(_name)(_command_for(_name, _kind, compare_task))
 
 
 @app.command()
@@ -242,7 +312,7 @@ def demo(
         where = folder / name.replace(" ", "-")
         console.print(f"{name}: {rounds} rounds of 5 clients, capacities {capacities}")
         with _progress(name, rounds) as show:
-            result = _guarded(lambda e=experiment, w=where, s=show: run(e, w, s), where)
+            result = guarded(lambda e=experiment, w=where, s=show: run(e, w, s), where)
         table.add_row(name, *_demo_row(result))
     console.print(table)
     console.print(f"pictures of tasks: {folder}/*/tasks.png", highlight=False, soft_wrap=True)
@@ -267,7 +337,7 @@ def theory(
     seed: Annotated[int, typer.Option(help="seed of all draws")] = 0,
 ) -> None:
     """Measure what the paper's theory says, and draw it."""
-    _guarded(lambda: run_theory(out, quick=quick, seed=seed, report=console.print), out)
+    guarded(lambda: run_theory(out, quick=quick, seed=seed, report=console.print), out)
     console.print(f"figures and numbers: {out}")
 
 

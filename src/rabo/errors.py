@@ -15,6 +15,18 @@ class UnsupportedModelError(ValueError):
     """A model whose channels cannot be cut without changing what it computes."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be gone on from; says why."""
+
+
+class ReplyError(ValueError):
+    """A reply that must not be used; says why."""
+
+
+class TooFewRepliesError(RuntimeError):
+    """So few clients answered that a round is given up."""
+
+
 class ClientError(RuntimeError):
     """Work failed on a client; says which client, in which round, at what."""
 

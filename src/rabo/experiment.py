@@ -1,22 +1,24 @@
 """One run of a task: made from plain options, recorded in a folder."""
 
-import csv
 import json
-import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from math import inf
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
+from rabo.checkpoint import Checkpoints
 from rabo.errors import lookup
 from rabo.export import save_tensors
-from rabo.metering import Cost
+from rabo.masks import Importance
+from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, check_capacity
-from rabo.runtimes import RUNTIMES, Runtime
+from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
 from rabo.solve import Client, Federation, Result, Round, make_algorithm, result_of
 from rabo.tasks import TASKS, Setup
 
@@ -37,6 +39,26 @@ class Experiment:
     device: str = "auto"
     runtime: str = "auto"  # plain, recorded, or what suits the device
     evaluate_every: int | None = None
+    checkpoint_every: int | None = None  # None: while writing takes 5 % of the time at most
+    on_fault: str = "raise"  # or drop: the round goes on without the client
+    min_replies: int = 1
+    max_norm: float | None = None
+    aggregate: str = "mean"  # or median, trimmed
+    trim: float = 0.1
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+
+    def config(self) -> dict[str, Any]:
+        """Return all choices as JSON has them; objects have names there."""
+        try:
+            return json.loads(json.dumps({f.name: getattr(self, f.name) for f in fields(self)}))
+        except TypeError as error:
+            raise ValueError(f"an experiment must be made of plain options: {error}") from error
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a checkpoint must agree with; a run may be given more rounds."""
+        free = ("rounds", "checkpoint_every")
+        return {name: value for name, value in self.config().items() if name not in free}
 
     def federation(self, runtime: Runtime | None = None) -> tuple[Federation, Setup]:
         """Build data, clients and algorithm; with a runtime given, the clients are elsewhere."""
@@ -53,6 +75,9 @@ class Experiment:
             evaluate_every=self.evaluate_every or setup.evaluate_every,
             runtime=runtime or self._runtime(setup),
             compare=runtime is None,
+            tolerance=self._tolerance(),
+            aggregate=Aggregate(self.aggregate, self.trim),  # type: ignore[arg-type]
+            privacy=self._privacy(),
         )
         return federation, setup
 
@@ -62,16 +87,38 @@ class Experiment:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if self.rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every must be at least 1, got {self.checkpoint_every}")
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
         setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
-        advice = {**setup.options, **setup.own_options.get(self.algorithm, {})}
+        advice = dict(setup.options)
+        if getattr(kind, "own_policy", None) or not isinstance(kind().policy, Importance):
+            advice.pop("policy", None)  # it is published with other masks, or none
+        advice |= setup.own_options.get(self.algorithm, {})
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
-        return setup, make_algorithm(self.algorithm, **options)
+        algorithm = make_algorithm(self.algorithm, **options)
+        if setup.judged_by is not None and hasattr(algorithm, "predict"):
+            setup = setup.judged_by(algorithm.predict)  # type: ignore[attr-defined]
+        return setup, algorithm
+
+    def _tolerance(self) -> Tolerance:
+        return Tolerance(
+            on_fault=self.on_fault,  # type: ignore[arg-type]
+            min_replies=self.min_replies,
+            max_norm=inf if self.max_norm is None else self.max_norm,
+        )
+
+    def _privacy(self) -> Privacy | None:
+        if self.clip is not None:
+            return Privacy(clip=self.clip, noise_multiplier=self.noise_multiplier)
+        if self.noise_multiplier:
+            raise ValueError("noise_multiplier is a multiple of clip: give clip too")
+        return None
 
     def _runtime(self, setup: Setup) -> Runtime:
         on_gpu = choose_device(self.device).startswith("cuda")
@@ -86,26 +133,89 @@ def run(
     on_round: Callable[[Round], None] = lambda _: None,
     runtime: Runtime | None = None,
 ) -> Result:
-    """Run an experiment and record it; what was reached survives Ctrl-C and failures."""
-    federation, setup = experiment.federation(runtime)
-    history: list[Round] = []
-    with RunFolder(out, experiment) as folder:
-        status = "failed"
-        try:
-            for done in federation.run(experiment.rounds):
-                history.append(done)
-                folder.add(done)
-                on_round(done)
-            if setup.finish:
-                setup.finish(federation.state, federation.ledger, out)
-            export(federation, setup, experiment, out)
-            status = "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
-            raise
-        finally:
-            result = result_of(federation, history)
-            folder.close_with(result, setup.headline, status)
+    """Run an experiment and record it; what was reached survives Ctrl-C, failures and kill -9."""
+    federation, setup = experiment.federation()
+    with RunFolder(out, _with_settings(experiment, federation)) as folder:
+        return _drive(experiment, federation, setup, folder, on_round)
+
+
+def _with_settings(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+    """Return the options, and for a reader the algorithm with what the task suggests."""
+    return {**experiment.config(), "algorithm_settings": repr(federation.algorithm)}
+
+
+def resume(
+    experiment: Experiment,
+    out: Path,
+    on_round: Callable[[Round], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Go on with a recorded run from its last checkpoint, to the same bits as without a stop."""
+    begun_with = json.loads((out / "config.json").read_text())["versions"]
+    if begun_with != versions():
+        say(f"begun with {begun_with}, goes on with {versions()}: bits may differ")
+    federation, setup = experiment.federation()
+    found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
+    if found is None:
+        say(f"{out} has no checkpoint yet: it starts from round 0")
+    else:
+        federation.restore(found)
+        say(f"goes on after {found.state.round} rounds")
+    config = _with_settings(experiment, federation)
+    with RunFolder(out, config, federation.state.round) as folder:
+        return _drive(experiment, federation, setup, folder, on_round)
+
+
+def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
+    """Read what a folder's run was asked for, of which `rounds` may be raised."""
+    try:
+        config = json.loads((out / "config.json").read_text())
+        for told in ("versions", "algorithm_settings"):  # for readers alone
+            config.pop(told, None)
+        experiment = Experiment(**config)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out} holds no run that can be resumed: {error}") from error
+    summary = out / "summary.json"
+    is_finished = summary.exists() and json.loads(summary.read_text())["status"] == "finished"
+    if is_finished and (rounds is None or rounds <= experiment.rounds):
+        raise ValueError(
+            f"the run in {out} is finished after {experiment.rounds} rounds; to do more, give "
+            "--rounds with a larger number"
+        )
+    if rounds is not None and rounds < experiment.rounds:
+        raise ValueError(f"rounds must be at least those of the run, {experiment.rounds}")
+    return experiment if rounds is None else replace(experiment, rounds=rounds)
+
+
+def _drive(
+    experiment: Experiment,
+    federation: Federation,
+    setup: Setup,
+    folder: RunFolder,
+    on_round: Callable[[Round], None],
+) -> Result:
+    """Do the rounds that are missing; a checkpoint of the last one is left in any case."""
+    checkpoints = Checkpoints(
+        folder.path, experiment.identity(), experiment.checkpoint_every, folder.secure
+    )
+    status = "failed"
+    try:
+        remaining = experiment.rounds - federation.state.round
+        for done in federation.run(remaining) if remaining else ():
+            folder.add(done)
+            checkpoints.add(federation.snapshot())
+            on_round(done)
+        if setup.finish:
+            setup.finish(federation.state, federation.ledger, folder.path)
+        export(federation, setup, experiment, folder.path)
+        status = "finished"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        checkpoints.flush()
+        result = result_of(federation, folder.history)
+        folder.close_with(result, setup.headline, status)
     return result
 
 
@@ -121,60 +231,15 @@ def export(federation: Federation, setup: Setup, experiment: Experiment, out: Pa
         save_tensors(out / f"{name}.safetensors", tensors, about)
 
 
-class RunFolder:
-    """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv and DIR/summary.json."""
-
-    def __init__(self, path: Path, experiment: Experiment):
-        self.path, self.experiment = path, experiment
-        if (path / "config.json").exists():
-            raise ValueError(f"{path} already holds a run; choose another --out or remove it")
-
-    def __enter__(self) -> "RunFolder":
-        self.path.mkdir(parents=True, exist_ok=True)
-        config = {**asdict(self.experiment), "versions": versions()}
-        (self.path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        self._metrics: TextIO = (self.path / "metrics.jsonl").open("w")
-        self._costs: TextIO = (self.path / "costs.csv").open("w", newline="")
-        self._rows = csv.writer(self._costs)
-        self._rows.writerow(["round", "client", "phase", *Cost._fields])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._metrics.close()
-        self._costs.close()
-
-    def add(self, done: Round) -> None:
-        """Write a round at once, so that nothing is lost if the next one fails."""
-        self._metrics.write(json.dumps(done.as_dict()) + "\n")
-        self._metrics.flush()
-        for entry in done.entries:
-            self._rows.writerow([entry.round, entry.client, entry.phase, *entry.cost])
-        self._costs.flush()
-
-    def close_with(self, result: Result, headline: str, status: str) -> None:
-        experiment = self.experiment
-        summary = {
-            "task": experiment.task,
-            "algorithm": experiment.algorithm,
-            "seed": experiment.seed,
-            "status": status,
-            "rounds": len(result.history),
-            "headline": headline,
-            "metrics": result.metrics,
-            "cost": result.cost._asdict(),
-            "full_model_cost": result.full_cost._asdict(),
-            "relative_cost": result.relative_cost,
-            "cost_by_phase": {k: v._asdict() for k, v in result.ledger.by_phase.items()},
-            "coverage": dict(result.coverage),
-            "versions": versions(),
-        }
-        (self.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-
-
-def versions() -> dict[str, str]:
-    from rabo import __version__
-
-    return {"rabo": __version__, "torch": torch.__version__, "python": platform.python_version()}
+def parse_option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE, where a value is a number, a list such as [1,2,4], or a word."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"an option must be NAME=VALUE, got {text!r}")
+    try:
+        return name.strip().replace("-", "_"), json.loads(value)
+    except json.JSONDecodeError:
+        return name.strip().replace("-", "_"), value
 
 
 def choose_device(name: str) -> str:

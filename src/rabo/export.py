@@ -31,6 +31,7 @@ def with_statistics(module: nn.Module, params: Params, batches: Iterable[Tensor]
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write tensors and some text about them as safetensors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, dict(about))
 
 
@@ -40,6 +41,8 @@ def load_model(path: str | Path, module: nn.Module) -> nn.Module:
     Norm layers get the file's statistics where it has them, and else go on with those of their
     batches. The module must have the shape that was trained: that of the full model.
     """
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder; give its x.safetensors or y.safetensors")
     try:
         tensors = load_file(path)
     except SafetensorError as error:

@@ -1,8 +1,8 @@
 """What a run costs and whom it covers; wraps any runtime, so no algorithm keeps accounts."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Cut, Part, level_of
-from rabo.tree import Params, squared_norm
+from rabo.submodel import Cut, Holders, Part, kept_fractions, level_of
+from rabo.tree import Params
 
 Level = Literal["x", "y"]
+LEVELS: tuple[Level, Level] = ("x", "y")
 
 
 class Entry(NamedTuple):
@@ -36,6 +37,15 @@ class Coverage(NamedTuple):
     mask_noise: float  # w: max_i ‖θ − θ⊙m_i‖ / ‖θ‖
 
 
+class Books(NamedTuple):
+    """What a ledger carries from round to round."""
+
+    total: Cost
+    by_phase: Mapping[str, Cost]
+    trained: Mapping[Level, Params]  # which entries, ever
+    minimum: Mapping[Level, int | None]  # C*
+
+
 @dataclass
 class Ledger:
     """Counts bytes exactly from what travels, adds up what clients measured, follows coverage."""
@@ -46,13 +56,15 @@ class Ledger:
     entries: list[Entry] = field(default_factory=list)  # of the round under way
     trained: dict[Level, dict[str, Tensor]] = field(default_factory=lambda: {"x": {}, "y": {}})
     minimum: dict[Level, int | None] = field(default_factory=lambda: {"x": None, "y": None})
-    _parts: dict[Level, Counter[Part]] = field(default_factory=dict)
+    _holders: dict[Level, Holders] = field(default_factory=dict)
+    _least_kept: dict[Level, float] = field(default_factory=dict)
+    _counted: set[tuple[Level, int]] = field(default_factory=set)
     _full: Mapping[Level, Params] = field(default_factory=dict)
 
     def begin(self, x: Params, y: Params) -> None:
         """Open a round on the full model it starts from."""
         self._full = {"x": x, "y": y}
-        self._parts = {"x": Counter(), "y": Counter()}
+        self._start_counting()
         self.entries = []
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
@@ -69,15 +81,26 @@ class Ledger:
                 yield client, task
 
         for client, reply in self.runtime.map(work, watched()):
+            if reply.fault is not None:  # nobody has dealt with it
+                raise reply.fault
             round, cut, down, kind = sent[client]
             up = _num_bytes(reply.arrays, cut)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
             self._book(Entry(round, client, work.__name__, cost, reply.scalars, kind))
-            if "x" in reply.arrays:
-                self._parts["x"][cut.x] += 1
-            if "y" in reply.arrays:
-                self._parts["y"][cut.y] += 1
+            for level in LEVELS:
+                if level in reply.arrays and (level, client) not in self._counted:
+                    self._counted.add((level, client))  # once, however often it is asked
+                    self._holders[level].add(getattr(cut, level))
             yield client, reply
+
+    def _start_counting(self) -> None:
+        self._counted = set()
+        self._least_kept = {"x": 1.0, "y": 1.0}
+        self._holders = {level: Holders(partial(self._see_parts, level)) for level in LEVELS}
+
+    def void(self) -> None:
+        """Count nothing that was trained in the round under way; what it has cost stays."""
+        self._start_counting()
 
     def end(self) -> dict[Level, Coverage]:
         """Close the round and say what it covered."""
@@ -107,6 +130,18 @@ class Ledger:
             "y_trained": self._fraction("y"),
         }
 
+    def books(self) -> Books:
+        """Return what was booked so far; call it between two rounds."""
+        trained: dict[Level, Params] = {level: dict(tree) for level, tree in self.trained.items()}
+        return Books(self.total, dict(self.by_phase), trained, dict(self.minimum))
+
+    def reopen(self, books: Books, x: Params, y: Params) -> None:
+        """Go on from books of the same run, with the full model they were closed on."""
+        self.begin(x, y)
+        self.total, self.by_phase = books.total, dict(books.by_phase)
+        self.trained = {level: dict(tree) for level, tree in books.trained.items()}
+        self.minimum = dict(books.minimum)
+
     def ever_trained(self, level: Level, params: Params) -> dict[str, Tensor]:
         """Return parameters with zeros where nobody has ever trained them.
 
@@ -124,38 +159,36 @@ class Ledger:
         self.by_phase[entry.phase] = self.by_phase.get(entry.phase, Cost()).plus(entry.cost)
 
     def _coverage(self, level: Level) -> Coverage:
-        parts, full = self._parts[level], self._full[level]
-        counts: dict[str, Tensor] = {}
-        for part, times in parts.items():
-            for name, held in part.held().items():
-                counts[name] = counts.get(name, torch.zeros_like(held)) + times * held
-        trained = self.trained[level]
-        least, number = [], 0
+        full, trained = self._full[level], self.trained[level]
+        counts = self._holders[level].count()
+        stats = []
         for name, count in counts.items():
             positive = count > 0
-            trained[name] = trained.get(name, torch.zeros_like(positive)) | positive
-            number += int(positive.sum()) * (full[name].numel() // max(1, count.numel()))
-            if number and positive.any():
-                least.append(int(count[positive].min()))
-        minimum = min(least, default=0)
-        if least:
+            trained[name] = trained[name] | positive if name in trained else positive
+            least = torch.where(positive, count, torch.inf).min()
+            stats.append(torch.stack([positive.sum().double(), least.double()]))
+        read = torch.stack(stats).tolist() if stats else []  # the device is read once
+        number = sum(
+            int(held) * (full[name].numel() // max(1, counts[name].numel()))
+            for name, (held, _) in zip(counts, read, strict=True)
+        )
+        minimum = int(min((least for held, least in read if held), default=0))
+        if number:
             known = self.minimum[level]
             self.minimum[level] = minimum if known is None else min(known, minimum)
-        return Coverage(minimum, number, self._fraction(level), self._noise(level))
+        noise = max(0.0, 1 - self._least_kept[level]) ** 0.5
+        return Coverage(minimum, number, self._fraction(level), noise)
 
     def _fraction(self, level: Level) -> float:
-        full = self._full.get(level, {})
+        full, trained = self._full.get(level, {}), self.trained[level]
         total = sum(value.numel() for value in full.values())
-        held = sum(
-            int(t.sum()) * full[n].numel() // t.numel() for n, t in self.trained[level].items()
-        )
-        return held / total if total else 0.0
+        held = torch.stack([t.sum() for t in trained.values()]).tolist() if trained else []
+        sizes = (full[name].numel() // t.numel() for name, t in trained.items())
+        return sum(h * size for h, size in zip(held, sizes, strict=True)) / max(1, total)
 
-    def _noise(self, level: Level) -> float:
-        full = self._full[level]
-        total = float(squared_norm(full)) if full else 0.0
-        kept = [float(squared_norm(part.extract(full))) for part in self._parts[level] if total]
-        return max([0.0, *(1 - k / total for k in kept)]) ** 0.5
+    def _see_parts(self, level: Level, parts: Sequence[Part]) -> None:
+        kept = min(kept_fractions(parts, self._full[level]))
+        self._least_kept[level] = min(self._least_kept[level], kept)
 
 
 def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:

@@ -111,6 +111,7 @@ class _Definition:
         ]
         self.params = (_parameters(problem.x), _parameters(problem.y))
         self._narrowed: dict[Any, Chain] = {}
+        self.batch_shapes: dict[Any, Any] = {}  # by those of the data
         layers = [layer for module in self.modules if module for layer in module.modules()]
         self.has_random_layers = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in layers)
 
@@ -168,6 +169,8 @@ class Problem:
     Every client binds its own data with `on`; batches are all of it, `batch_size` random items, or
     what `sample(data, generator)` draws. `example` is a batch of inputs of y(x(.)), by which
     channels are found; where x and y are not a chain, give {"x": ..., "y": ...} or one of them.
+    `ways` is the number of classes where data are few-shot tasks: batches are then inputs and
+    labels with a leading dimension over tasks.
     """
 
     inner: Callable[[Any, Any, Any], Tensor]
@@ -182,6 +185,7 @@ class Problem:
     sample: Callable[[Batch, Generator], Batch] | None = None
     redraw: Literal["step", "round"] = "step"
     copies: int = 1
+    ways: int = 0
     definition: _Definition = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -214,6 +218,7 @@ class ClientProblem:
     problem: Problem
     data: Batch
     cut: Cut | None = None
+    num_copies: int | None = None  # instead of the problem's
 
     @property
     def channels(self) -> Channels:
@@ -221,7 +226,11 @@ class ClientProblem:
 
     @property
     def copies(self) -> int:
-        return self.problem.copies
+        return self.problem.copies if self.num_copies is None else self.num_copies
+
+    @property
+    def ways(self) -> int:
+        return self.problem.ways
 
     @property
     def redraw(self) -> Literal["step", "round"]:
@@ -253,7 +262,13 @@ class ClientProblem:
         return self._see(1, y)(*inputs)
 
     def restrict(self, cut: Cut) -> "ClientProblem":
+        if isinstance(cut.x, Submodel) or isinstance(cut.y, Submodel):
+            self.problem.definition.narrowed(cut)  # now, so that no work is charged for it
         return replace(self, cut=cut)
+
+    def with_copies(self, copies: int) -> "ClientProblem":
+        """Return the same problem for another number of copies of y."""
+        return replace(self, num_copies=copies)
 
     @property
     def has_random_layers(self) -> bool:
@@ -270,11 +285,10 @@ class ClientProblem:
 
     @property
     def shape_key(self) -> Any:
-        return id(self.problem.definition), self._batch_shapes
-
-    @cached_property
-    def _batch_shapes(self) -> Any:
-        return shapes(self.batch(Generator().manual_seed(0)))
+        known, data = self.problem.definition.batch_shapes, shapes(self.data)
+        if data not in known:  # batches have shapes that depend on those of the data
+            known[data] = shapes(self.batch(Generator().manual_seed(0)))
+        return id(self.problem.definition), known[data]
 
     def _loss(self, level: Literal["inner", "outer"], z: Any, y: Params, part: Any) -> Tensor:
         seen = self._see(0, z) if self.problem.features is None else z
@@ -285,7 +299,7 @@ class ClientProblem:
 
     def _see(self, level: int, params: Params) -> Any:
         """Show parameters to a loss: a narrowed module, or a tree with zeros where it was cut."""
-        definition, copies = self.problem.definition, (1, self.problem.copies)[level]
+        definition, copies = self.problem.definition, (1, self.copies)[level]
         module = definition.modules[level]
         if self.cut is not None:
             part = (self.cut.x, self.cut.y)[level]

@@ -1,23 +1,27 @@
 """Run an algorithm over clients: the one function most users call."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from math import ceil
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm, Cohort, State
 from rabo.channels import shapes_of
-from rabo.errors import lookup
+from rabo.errors import ClientError, TooFewRepliesError, lookup
+from rabo.export import save_tensors
 from rabo.hypergradients import ESTIMATORS
-from rabo.ledger import Coverage, Entry, Ledger, Level
+from rabo.ledger import LEVELS, Books, Coverage, Entry, Ledger, Level
 from rabo.masks import POLICIES, Full
 from rabo.metering import Cost
 from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Resources, at_round, check_capacity, width_for
-from rabo.runtimes import InProcess, RollCall, Runtime
+from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, RollCall, Runtime, Tolerance
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -51,6 +55,39 @@ class Client:
                     check_capacity(entry)
 
 
+class OnDemand(Sequence[Client]):
+    """Many clients, each made by `make(i)` whenever it is asked for and not kept."""
+
+    def __init__(self, number: int, make: Callable[[int], Client]):
+        if number < 1:
+            raise ValueError(f"there must be at least one client, got {number}")
+        self.number, self.make = number, make
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, client: Any) -> Any:
+        if not 0 <= client < self.number:
+            raise IndexError(client)
+        return self.make(client)
+
+
+class _Problems(Mapping[int, BilevelProblem]):
+    """The problems of clients, taken from them when they are asked for."""
+
+    def __init__(self, clients: Sequence[Client]):
+        self.clients = clients
+
+    def __getitem__(self, client: int) -> BilevelProblem:
+        return self.clients[client].problem
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.clients)))
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
 @dataclass(frozen=True)
 class Round:
     """What happened in one round."""
@@ -61,6 +98,8 @@ class Round:
     coverage: Mapping[Level, Coverage]
     present: Mapping[int, float]  # client -> width
     absent: Mapping[int, str]  # client -> why
+    faults: Sequence[Fault] = ()  # answers that were not used
+    skipped: str = ""  # why the round was given up, if it was
     entries: Sequence[Any] = field(repr=False, default=())
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,9 +108,33 @@ class Round:
             "metrics": dict(self.metrics),
             "cost": self.cost._asdict(),
             "coverage": {level: c._asdict() for level, c in self.coverage.items()},
-            "clients": len(self.present),
+            "present": {str(client): width for client, width in self.present.items()},
             "absent": {str(client): why for client, why in self.absent.items()},
+            "faults": [fault._asdict() for fault in self.faults],
+            "skipped": self.skipped,
         }
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> "Round":
+        """Undo `as_dict`; the entries of single exchanges are not in it."""
+        return cls(
+            line["round"],
+            line["metrics"],
+            Cost(**line["cost"]),
+            {level: Coverage(**line["coverage"][level]) for level in ("x", "y")},
+            {int(client): width for client, width in line["present"].items()},
+            {int(client): why for client, why in line["absent"].items()},
+            [Fault(**fault) for fault in line["faults"]],
+            line["skipped"],
+        )
+
+
+class Snapshot(NamedTuple):
+    """All that a run needs, between two rounds, to go on as if it had not stopped."""
+
+    state: State
+    books: Books
+    full_cost: Cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +163,12 @@ class Result:
         names = ("multiply_adds", "bytes_up", "bytes_down")
         return {n: getattr(spent, n) / max(1, getattr(self.full_cost, n)) for n in names}
 
+    def export(self, folder: str | Path) -> None:
+        """Write what was ever trained as x.safetensors and y.safetensors."""
+        for name in LEVELS:
+            trained = self.ledger.ever_trained(name, getattr(self, name))
+            save_tensors(Path(folder) / f"{name}.safetensors", trained, {})
+
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of every metric."""
@@ -122,6 +191,9 @@ class Federation:
         evaluate_every: int = 1,
         runtime: Runtime | None = None,
         compare: bool = True,
+        tolerance: Tolerance | None = None,
+        aggregate: Aggregate | None = None,
+        privacy: Privacy | None = None,
     ):
         """Make a federation; to compare costs with the full model's, rounds of it are run here."""
         if not clients:
@@ -130,14 +202,19 @@ class Federation:
             raise ValueError(f"participation must lie in (0, 1], got {participation}")
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
-        self.clients, self.algorithm = dict(enumerate(clients)), algorithm
+        self.clients, self.algorithm = clients, algorithm
         self.participation, self.evaluate = participation, evaluate
         self.evaluate_every, self.compare = evaluate_every, compare
         self.template = clients[0].problem
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
-        problems = {i: client.problem for i, client in self.clients.items()}
-        self.ledger = Ledger(runtime or InProcess(problems))
+        self.tolerance, self.aggregate = tolerance or Tolerance(), aggregate or Aggregate()
+        runtime = runtime or InProcess(_Problems(clients))
+        self._roll_call_of = runtime if isinstance(runtime, RollCall) else None
+        if privacy is not None:
+            runtime = Private(runtime, privacy)
+        self._guard = Guarded(runtime, self.state.x, self.state.y, self.tolerance)
+        self.ledger = Ledger(self._guard)
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
         self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
@@ -154,6 +231,15 @@ class Federation:
             self._prepare()
         while self.state.round < last:
             yield self._round(last)
+
+    def snapshot(self) -> Snapshot:
+        """Return where the run stands; call it between two rounds."""
+        return Snapshot(self.state, self.ledger.books(), self.full_cost)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot of the same run."""
+        self.state, self.full_cost = snapshot.state, snapshot.full_cost
+        self.ledger.reopen(snapshot.books, self.state.x, self.state.y)
 
     def cost_at(self, client: int, width: float) -> Cost:
         """Return what a round with all its phases costs a client, measurements of l_{g,1} aside."""
@@ -185,40 +271,69 @@ class Federation:
         for round in range(entry.round, entry.round + MOST_PROBES):
             if (shape, *entry.kind) in self._full_costs:
                 break
-            for found in self._probe(entry.client, 1.0, self._unpruned, round):
+            try:
+                probed = self._probe(entry.client, 1.0, self._unpruned, round)
+            except ClientError:
+                if self.tolerance.on_fault == "raise":
+                    raise
+                return entry.cost  # until it can be tried
+            for found in probed:
                 self._full_costs.setdefault((shape, *found.kind), found.cost)
         return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
 
     def _prepare(self) -> None:
-        present, _ = self._roll_call()
+        present, absent = self._roll_call()
         if not present:
+            fixed = all(isinstance(self.clients[i].capacity, (int, float, Budget)) for i in absent)
+            if fixed and self.participation == 1:
+                why = next(iter(absent.values()))
+                raise ValueError(f"no client can take part in any round: {why}; give them more")
             return
         self.ledger.begin(self.state.x, self.state.y)
-        cohort = Cohort(self.channels, present)
-        self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
+        cohort = Cohort(self.channels, present, self.aggregate)
+        with suppress(TooFewRepliesError):  # then it is measured when it is needed
+            self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
 
     def _round(self, last: int) -> Round:
         number = self.state.round
         present, absent = self._roll_call()
         self.ledger.begin(self.state.x, self.state.y)
-        scalars: dict[str, float] = {}
-        if present:
-            cohort = Cohort(self.channels, present)
-            self.state = self.algorithm.round(self.state, cohort, self.ledger)
-        else:
-            self.state = replace(self.state, round=number + 1)
+        skipped = self._play(present)
         coverage = self.ledger.end()
         if self.compare:
             self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        scalars = self.ledger.scalars()
         if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
-            scalars |= dict(self.evaluate(self.state, self.ledger))
-        scalars |= self.ledger.scalars()
-        entries = tuple(self.ledger.entries)
-        return Round(number, scalars, self.ledger.round_cost(), coverage, present, absent, entries)
+            scalars = {**self.evaluate(self.state, self.ledger), **scalars}
+        return Round(
+            number,
+            scalars,
+            self.ledger.round_cost(),
+            coverage,
+            present,
+            absent,
+            self._guard.take_faults(),
+            skipped,
+            tuple(self.ledger.entries),
+        )
+
+    def _play(self, present: Mapping[int, float]) -> str:
+        """Let the algorithm do its round, or say why it was given up and the state stays."""
+        least = self.tolerance.min_replies
+        try:
+            if len(present) < least:
+                raise TooFewRepliesError(f"{len(present)} clients take part, {least} must")
+            cohort = Cohort(self.channels, present, self.aggregate)
+            self.state = self.algorithm.round(self.state, cohort, self.ledger)
+        except TooFewRepliesError as error:
+            self.ledger.void()
+            self.state = replace(self.state, round=self.state.round + 1)
+            return str(error)
+        return ""
 
     def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
         """Say who takes part in this round and how wide, and who sits it out and why."""
-        round, chosen = self.state.round, list(self.clients)
+        round, chosen = self.state.round, list(range(len(self.clients)))
         if self.participation < 1:
             generator = stream(self.algorithm.seed, round, "participation")
             count = max(1, ceil(self.participation * len(chosen)))
@@ -235,28 +350,31 @@ class Federation:
 
     def _widths(self, round: int, chosen: Sequence[int]) -> Mapping[int, float | Absent]:
         """Return how wide clients are: what they answer, or what fits the resources they have."""
-        runtime = self.ledger.runtime
-        if isinstance(runtime, RollCall):
-            answers = runtime.widths(round, chosen)
+        if self._roll_call_of is not None:
+            answers = self._roll_call_of.widths(round, chosen)
             return {c: answers.get(c, Absent("no answer to the roll call")) for c in chosen}
-        return {
-            client: width_for(
-                at_round(self.clients[client].capacity, round),
-                lambda w, client=client: self.cost_at(client, w),
-            )
-            for client in chosen
-        }
+        return {client: self._width_of(client, round) for client in chosen}
+
+    def _width_of(self, client: int, round: int) -> float | Absent:
+        now = at_round(self.clients[client].capacity, round)
+        try:
+            return width_for(now, lambda w: self.cost_at(client, w))
+        except ClientError as error:  # at a trial of what a width costs
+            if self.tolerance.on_fault == "raise":
+                raise
+            return Absent(str(error))
 
     def _check_clients(self) -> None:
         shapes = shapes_of(*self.template.start())
-        for i, client in self.clients.items():
+        known = [self.clients[0]] if isinstance(self.clients, OnDemand) else self.clients
+        for i, client in enumerate(known):
             own = shapes_of(*client.problem.start())
             if own != shapes:
                 raise ValueError(
                     "all clients must have parameters of the same shapes, got another problem at "
                     f"client {i}: {_first_difference(shapes, own)}"
                 )
-        narrow = [i for i, c in self.clients.items() if c.capacity != 1.0]
+        narrow = [i for i, c in enumerate(known) if c.capacity != 1.0]
         if narrow and not self.channels.units:
             raise ValueError(
                 f"client {narrow[0]} asks for less than the full model, but nothing of this "
@@ -295,6 +413,9 @@ def solve(
     evaluate_every: int = 1,
     on_round: Callable[[Round], None] | None = None,
     runtime: Runtime | None = None,
+    tolerance: Tolerance | None = None,
+    aggregate: Aggregate | None = None,
+    privacy: Privacy | None = None,
     **options: Any,
 ) -> Result:
     """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
@@ -305,6 +426,9 @@ def solve(
         evaluate=evaluate,
         evaluate_every=evaluate_every,
         runtime=runtime,
+        tolerance=tolerance,
+        aggregate=aggregate,
+        privacy=privacy,
     )
     history = []
     for done in federation.run(rounds):

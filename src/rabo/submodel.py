@@ -1,16 +1,18 @@
 """Submodels as really smaller tensors, and the mean over the clients that held an entry."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from functools import cached_property, reduce
+from math import prod
+from typing import Literal, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from rabo.channels import ALWAYS, Channels
-from rabo.tree import Params, num_bytes
+from rabo.tree import Params, num_bytes, squared_norm, unflatten
 
 
 def level_of(name: str) -> Literal["x", "y"]:
@@ -18,8 +20,17 @@ def level_of(name: str) -> Literal["x", "y"]:
     return "x" if name.startswith("x") else "y"
 
 
+MOST_PARTS = 16  # that are remembered before they are counted
+MOST_POSITIONS = 8  # index vectors of parts that are kept at a time
+
+
 class Part(Protocol):
     """The entries of a parameter tree that one client holds (m in the paper)."""
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors, in the order in which they are laid side by side."""
+        ...
 
     def extract(self, full: Params) -> dict[str, Tensor]:
         """Return θ ⊙ m as the tensors the client computes with."""
@@ -29,12 +40,20 @@ class Part(Protocol):
         """Return the part at its place among zeros; gradients flow through."""
         ...
 
-    def add_to(self, total: Mapping[str, Tensor], part: Params) -> None:
-        """Add the part to running sums, in place."""
+    def positions(self) -> Tensor | None:
+        """Where the part's entries lie among all, tensors side by side as in `names`; None: all."""
+        ...
+
+    def flatten(self, part: Params) -> Tensor:
+        """Return the entries of a part in the order of its positions."""
         ...
 
     def held(self) -> dict[str, Tensor]:
         """Return 1 where an entry is held and 0 elsewhere, broadcastable to the full tensors."""
+        ...
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors the client computes with."""
         ...
 
     def num_entries(self) -> int: ...
@@ -54,8 +73,14 @@ class Submodel:
 
     shapes: Mapping[str, tuple[int, ...]]
     index: Mapping[str, Mapping[int, Tensor]]
+    kept: Tensor  # whether each unit is kept, and True for positions that always are
+    axes: Mapping[str, Mapping[int, Tensor]]  # the unit of every position of every dimension
     num_units: int = 0
     device: torch.device | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.shapes)
 
     def extract(self, full: Params) -> dict[str, Tensor]:
         return {name: self._select(name, value) for name, value in full.items()}
@@ -63,25 +88,21 @@ class Submodel:
     def expand(self, part: Params) -> dict[str, Tensor]:
         return {name: self._place(name, value) for name, value in part.items()}
 
-    def add_to(self, total: Mapping[str, Tensor], part: Params) -> None:
-        for name, value in part.items():
-            if name in self.index:
-                total[name][self._grid(name)] += value
-            else:
-                total[name].add_(value)
+    def flatten(self, part: Params) -> Tensor:
+        return torch.cat([part[name].reshape(-1) for name in self.shapes])
 
     def held(self) -> dict[str, Tensor]:
         return {name: self._held(name) for name in self.shapes}
 
-    def num_entries(self) -> int:
-        total = 0
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        found = {}
         for name, shape in self.shapes.items():
             kept = self.index.get(name, {})
-            size = 1
-            for dim, full in enumerate(shape):
-                size *= len(kept[dim]) if dim in kept else full
-            total += size
-        return total
+            found[name] = tuple(len(kept[d]) if d in kept else n for d, n in enumerate(shape))
+        return found
+
+    def num_entries(self) -> int:
+        return sum(map(prod, self.tensor_shapes().values()))
 
     def num_bytes(self, part: Params) -> int:
         return num_bytes(part)
@@ -89,27 +110,19 @@ class Submodel:
     def index_bytes(self) -> int:
         return 4 * self.num_units
 
-    @cached_property
-    def _grids(self) -> dict[str, tuple[Tensor | slice, ...]]:
-        return {}
-
-    def _grid(self, name: str) -> tuple[Tensor | slice, ...]:
-        """Return index vectors shaped to select their outer product."""
-        if name not in self._grids:
-            kept = self.index[name]
-            rank = max(kept) + 1
-            if len(kept) == 1:
-                self._grids[name] = (slice(None),) * (rank - 1) + (kept[rank - 1],)
-            else:
-                sizes = self.shapes[name]
-                rows = [
-                    kept.get(d, torch.arange(sizes[d], device=self.device)) for d in range(rank)
-                ]
-                self._grids[name] = tuple(
-                    row.reshape([-1 if d == e else 1 for e in range(rank)])
-                    for d, row in enumerate(rows)
-                )
-        return self._grids[name]
+    def positions(self) -> Tensor | None:
+        if not self.index:
+            return None
+        found, start = [], 0
+        for name, shape in self.shapes.items():
+            kept = self.index.get(name, {})
+            places = torch.zeros((), dtype=torch.int64, device=self.device)
+            for dim, size in enumerate(shape):
+                own = kept[dim] if dim in kept else torch.arange(size, device=self.device)
+                places = places.unsqueeze(-1) * size + own
+            found.append(places.reshape(-1) + start)
+            start += prod(shape)
+        return torch.cat(found)
 
     def _select(self, name: str, value: Tensor) -> Tensor:
         for dim, idx in self.index.get(name, {}).items():
@@ -139,18 +152,28 @@ class ElementMask:
 
     mask: Mapping[str, Tensor]
 
+    @property
+    def names(self) -> list[str]:
+        return list(self.mask)
+
     def extract(self, full: Params) -> dict[str, Tensor]:
         return {name: value * self.mask[name] for name, value in full.items()}
 
     def expand(self, part: Params) -> dict[str, Tensor]:
         return self.extract(part)
 
-    def add_to(self, total: Mapping[str, Tensor], part: Params) -> None:
-        for name, value in self.extract(part).items():
-            total[name].add_(value)
+    def positions(self) -> Tensor | None:
+        return None
+
+    def flatten(self, part: Params) -> Tensor:
+        values = self.extract(part)
+        return torch.cat([values[name].reshape(-1) for name in self.mask])
 
     def held(self) -> dict[str, Tensor]:
         return {name: mask.to(torch.int32) for name, mask in self.mask.items()}
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(mask.shape) for name, mask in self.mask.items()}
 
     def num_entries(self) -> int:
         return sum(int(mask.sum()) for mask in self.mask.values())
@@ -185,60 +208,142 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
     for group, units in kept.items():
         is_kept[channels.offsets[group] + units.cpu()] = True
     is_kept[ALWAYS] = True
-    index = {
-        name: {
-            dim: is_kept[units].nonzero().squeeze(1)
-            for dim, units in dims.items()
-            if not is_kept[units].all()  # a whole dimension needs no index
-        }
+    rows = {
+        (name, dim): is_kept[units].nonzero().squeeze(1)
         for name, dims in channels.axes.items()
+        for dim, units in dims.items()
+        if not is_kept[units].all()  # a whole dimension needs no index
     }
+    if rows and device is not None and device.type != "cpu":  # one transfer for all
+        sizes = [len(row) for row in rows.values()]
+        there = torch.cat(list(rows.values())).to(device, non_blocking=True).split(sizes)
+        rows = dict(zip(rows, there, strict=True))
     num_units = sum(len(units) for units in kept.values())
     halves = {}
     for level in ("x", "y"):
-        prefix = f"{level}."
-        halves[level] = Submodel(
-            {n.removeprefix(prefix): s for n, s in channels.shapes.items() if n.startswith(prefix)},
-            {
-                n.removeprefix(prefix): {d: i.to(device) for d, i in dims.items()}
-                for n, dims in index.items()
-                if n.startswith(prefix) and dims
-            },
-            num_units if level == "x" else 0,  # both halves are described by the same units
-            device,
-        )
+        shapes, axes = channels.of(level)
+        index: dict[str, dict[int, Tensor]] = {}
+        for (name, dim), row in rows.items():
+            if name.startswith(f"{level}."):
+                index.setdefault(name[2:], {})[dim] = row
+        counted = num_units if level == "x" else 0  # both halves are described by the same units
+        halves[level] = Submodel(shapes, index, is_kept, axes, counted, device)
     return Cut(halves["x"], halves["y"], dict(kept))
 
 
-class CoveredMean:
-    """A running sum and a count: the mean over the clients that hold an entry (lines 12-20).
+class Holders:
+    """Who held which entries: a count per entry, whatever the number of clients.
 
-    Of every reply only the sum is kept, so its memory does not grow with the number of clients.
+    Parts are remembered while they are few (clients of equal width often share one) and then added
+    to the count, so that memory does not grow with the number of clients.
     """
 
-    def __init__(self, like: Params):
-        self.total = {name: torch.zeros_like(value) for name, value in like.items()}
+    def __init__(self, on_parts: Callable[[Sequence[Part]], None] | None = None):
         self._times: Counter[Part] = Counter()
+        self._count: dict[str, Tensor] = {}
+        self._on_parts = on_parts
 
-    def add(self, part: Part, values: Params) -> None:
-        part.add_to(self.total, values)
+    def add(self, part: Part) -> None:
         self._times[part] += 1
+        if len(self._times) > MOST_PARTS:
+            self._fold()
+
+    def count(self) -> dict[str, Tensor]:
+        """Return how many clients hold each entry (C^k), broadcastable to the full tensors."""
+        self._fold()
+        return self._count
+
+    def _fold(self) -> None:
+        if self._on_parts and self._times:
+            self._on_parts(list(self._times))
+        for name, new in _count_holders(self._times).items():
+            self._count[name] = self._count[name] + new if name in self._count else new
+        self._times.clear()
+
+
+def _count_holders(times: Mapping[Part, int]) -> dict[str, Tensor]:
+    parts = list(times)
+    if _share_channels(parts):
+        held = _held_rows(parts)
+        device = parts[0].device
+        numbers = torch.tensor(list(times.values()), dtype=torch.float64).to(device)
+        return {name: _count(rows, len(shape), numbers) for name, shape, rows in held}
+    count: dict[str, Tensor] = {}
+    for part, number in times.items():
+        for name, held in part.held().items():
+            count[name] = count[name] + number * held if name in count else number * held
+    return count
+
+
+def kept_fractions(parts: Sequence[Part], full: Params) -> list[float]:
+    """Return ‖θ⊙m‖²/‖θ‖² of every part, with one read of the device."""
+    whole = squared_norm(full).double()
+    if _share_channels(parts):
+        held = _held_rows(parts)
+        total = sum(_energy(full[name].detach(), rows, len(parts)) for name, _, rows in held)
+    else:
+        total = torch.stack([squared_norm(part.extract(full)).double() for part in parts])
+    return (total / whole.clamp(min=torch.finfo(whole.dtype).tiny)).tolist()  # pyright: ignore
+
+
+def _share_channels(parts: Sequence[Part]) -> TypeGuard[Sequence[Submodel]]:
+    """Say whether parts are cut along the same channels, so that they can be treated together."""
+    axes = getattr(parts[0], "axes", None) if parts else None
+    return axes is not None and all(getattr(part, "axes", None) is axes for part in parts)
+
+
+def _held_rows(
+    parts: Sequence[Submodel],
+) -> Iterator[tuple[str, tuple[int, ...], dict[int, Tensor]]]:
+    """Yield, for every tensor and cut dimension, a row per part: 1 where a position is held."""
+    axes, device = parts[0].axes, parts[0].device
+    kept = torch.stack([part.kept for part in parts]).double().to(device)
+    for name, shape in parts[0].shapes.items():
+        yield name, shape, {d: kept[:, u.to(device)] for d, u in axes.get(name, {}).items()}
+
+
+def _count(rows: Mapping[int, Tensor], rank: int, numbers: Tensor) -> Tensor:
+    """Return Σ_p numbers_p Π_d rows_d[p], of size one in dimensions that are not cut."""
+    letters = [chr(ord("a") + d) for d in rows]
+    terms = ",".join(["z", *("z" + letter for letter in letters)])
+    found = torch.einsum(f"{terms}->{''.join(letters)}", numbers, *rows.values())
+    return found.reshape([rows[d].shape[1] if d in rows else 1 for d in range(rank)])
+
+
+def _energy(value: Tensor, rows: Mapping[int, Tensor], num_parts: int) -> Tensor:
+    """Return the sum of squares that every part holds of one tensor."""
+    loose = [d for d in range(value.dim()) if d not in rows]
+    squares = value.square().sum(loose).double() if loose else value.square().double()
+    if not rows:
+        return squares.expand(num_parts)
+    letters = [chr(ord("a") + d) for d in sorted(rows)]
+    first, *others = (rows[d] for d in sorted(rows))
+    terms = ",".join([f"z{letters[0]}", "".join(letters), *("z" + n for n in letters[1:])])
+    return torch.einsum(f"{terms}->z", first, squares, *others)
+
+
+class Covered(ABC):
+    """One value for every entry from the clients that hold it, and how many they are."""
+
+    def __init__(self) -> None:
+        self.holders = Holders()
+
+    @abstractmethod
+    def add(self, part: Part, values: Params) -> None:
+        """Take in what one client has answered."""
+
+    @abstractmethod
+    def mean(self) -> dict[str, Tensor]:
+        """Return the mean, or what stands for it, where somebody answered, and zero elsewhere."""
+
+    @abstractmethod
+    def sum(self) -> dict[str, Tensor]:
+        """Return the mean times the number of clients that hold an entry."""
 
     @cached_property
     def count(self) -> dict[str, Tensor]:
         """How many clients hold each entry (C^k), broadcastable; call it when all have answered."""
-        count: dict[str, Tensor] = {}
-        for part, times in self._times.items():
-            for name, held in part.held().items():
-                count[name] = count[name] + times * held if name in count else times * held
-        return count
-
-    def mean(self) -> dict[str, Tensor]:
-        """Return the mean where somebody answered, and zero elsewhere."""
-        return {
-            name: total / self.count[name].clamp(min=1) if name in self.count else total
-            for name, total in self.total.items()
-        }
+        return self.holders.count()
 
     def step(self, full: Params, size: float) -> dict[str, Tensor]:
         """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
@@ -246,3 +351,47 @@ class CoveredMean:
             name: full[name] - size * mean if name in self.count else full[name]
             for name, mean in self.mean().items()
         }
+
+
+class CoveredMean(Covered):
+    """A running sum and a count: the mean over the clients that hold an entry (lines 12-20).
+
+    Of every reply only the sum is kept, so its memory does not grow with the number of clients.
+    """
+
+    def __init__(self, like: Params):
+        super().__init__()
+        self._like, self._names = like, list(like)
+        first = next(iter(like.values()), torch.zeros(0))
+        dtype = reduce(torch.promote_types, {v.dtype for v in like.values()}, first.dtype)
+        self._flat = first.new_zeros(sum(v.numel() for v in like.values()), dtype=dtype)
+        self._positions: dict[Part, Tensor | None] = {}  # of the parts met last
+
+    def add(self, part: Part, values: Params) -> None:
+        self._names = part.names
+        positions, flat = self._positions_of(part), part.flatten(values).to(self._flat.dtype)
+        if positions is None:
+            self._flat.add_(flat)
+        else:
+            self._flat.index_add_(0, positions, flat)
+        self.holders.add(part)
+
+    def mean(self) -> dict[str, Tensor]:
+        return {
+            name: total / self.count[name].clamp(min=1).to(total.dtype)
+            if name in self.count
+            else total
+            for name, total in self.sum().items()
+        }
+
+    def sum(self) -> dict[str, Tensor]:
+        sums = unflatten(self._flat[None], [self._like[name] for name in self._names])
+        by_name = dict(zip(self._names, sums, strict=True))
+        return {name: by_name[name] for name in self._like}
+
+    def _positions_of(self, part: Part) -> Tensor | None:
+        if part not in self._positions:
+            if len(self._positions) >= MOST_POSITIONS:
+                del self._positions[next(iter(self._positions))]
+            self._positions[part] = part.positions()
+        return self._positions[part]

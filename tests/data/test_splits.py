@@ -70,7 +70,7 @@ def test_shards_are_random_and_follow_the_generator():
 @pytest.mark.parametrize("num_clients", [0, 4])
 def test_more_clients_than_items_or_none_are_refused(num_clients: int):
     labels = torch.tensor([0, 1, 1])
-    message = rf"num_clients must lie in 1\.\.3, the number of items, got {num_clients}"
+    message = rf"number of clients must lie in 1\.\.3, the number of items, got {num_clients}"
     for split in (
         lambda: shards(3, num_clients, generator()),
         lambda: iid(labels, num_clients, generator()),

@@ -142,7 +142,7 @@ def test_impossible_tasks_say_what_must_hold(options, message):
 
 
 def test_more_clients_than_characters_is_refused():
-    with pytest.raises(ValueError, match="num_clients must lie in"):
+    with pytest.raises(ValueError, match="number of clients must lie in"):
         FewShotTask(**SMALL).build([1.0] * 1000, 1, 0, "cpu")
 
 

@@ -1,6 +1,6 @@
 """Aggregated iterative differentiation: the chain rides on the inner exchanges (AggITD)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -9,7 +9,8 @@ from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.corrected import CorrectedSteps
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.slopes import hessian_product, inner_slope, outer_slope, pull_back
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.masks import Full, MaskPolicy
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -27,6 +28,8 @@ class AggITD(CorrectedSteps):
     On submodels every mean is over the clients that hold an entry, as in `FedNest`. There is no
     momentum: the factors I − β∇²_yy g differentiate plain steps.
     """
+
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     paper: ClassVar[str] = (
         "Xiao, Ji: Communication-Efficient Federated Hypergradient Computation via Aggregated "
@@ -83,11 +86,13 @@ class AggITD(CorrectedSteps):
         q, product = ask.mean(self.slope_and_product, {**here, "p": p}, "q", "p")
         return q.mean(), product.step(p, state.scalars["beta"])
 
+    @answers("q", "p")
     def both_slopes(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_y g_i and ∇_y f_i."""
         found = inner_slope(task, local).arrays
         return Reply({**found, **outer_slope(task, local).arrays})
 
+    @answers("q", "p")
     def slope_and_product(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_y g_i and ∇²_yy g_i·p."""
         found = inner_slope(task, local).arrays

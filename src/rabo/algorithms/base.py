@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
+from rabo.aggregation import Aggregate
 from rabo.channels import Channels
 from rabo.masks import MaskPolicy, Whole
 from rabo.problem import BilevelProblem
@@ -11,6 +12,8 @@ from rabo.runtimes.base import Runtime
 from rabo.seeding import stream
 from rabo.submodel import Cut
 from rabo.tree import Params
+
+MOST_CUTS = 64  # that are kept at a time where every client has its own
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,13 @@ class State:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round, at which width, and the channels they are cut along."""
+    """Who takes part in a round, at which width, the channels they are cut along, and what becomes
+    of their answers.
+    """
 
     channels: Channels
     widths: Mapping[int, float]
+    aggregate: Aggregate = field(default_factory=Aggregate)
 
 
 class Algorithm(Protocol):
@@ -40,6 +46,8 @@ class Algorithm(Protocol):
     exchanges: ClassVar[str]  # per round, in the letters of its docstring
     vectors: ClassVar[str]  # the names of what travels; those that begin with x are shaped like x
     second_order: ClassVar[bool]  # whether clients take second derivatives
+    needs_one_y: ClassVar[bool]  # whether it cannot train copies of y, one per task
+    is_episodic: ClassVar[bool]  # whether it is for few-shot tasks alone
 
     @property
     def seed(self) -> int: ...
@@ -58,27 +66,30 @@ class Algorithm(Protocol):
 
 
 class Cuts(Mapping[int, Cut]):
-    """The cut of every client; tensors of clients that share a cut are extracted once."""
+    """The cut of every client, made when asked for; the same tensors are extracted once.
+
+    Cuts that clients do not share are made again rather than kept when there are many: their
+    memory does not grow with the number of clients.
+    """
 
     def __init__(self, policy: MaskPolicy, state: State, cohort: Cohort, seed: int):
-        self._shared = policy.shared
-        whole = Whole(cohort.channels, state.x, state.y)
-        shared: dict[float, Cut] = {}
-        self._cuts: dict[int, Cut] = {}
-        for client, width in sorted(cohort.widths.items()):  # sums then have one order
-            if policy.shared and width in shared:
-                self._cuts[client] = shared[width]
-                continue
-            generator = stream(seed, state.round, client, "mask")
-            chosen = policy(whole, width, client, state.round, generator)
-            self._cuts[client] = shared[width] = chosen
+        self.aggregate = cohort.aggregate
+        self._policy, self._shared, self._round, self._seed = (
+            policy,
+            policy.shared,
+            state.round,
+            seed,
+        )
+        self._whole = Whole(cohort.channels, state.x, state.y, cohort.widths)
+        self._widths = dict(sorted(cohort.widths.items()))  # sums then have one order
+        self._made: dict[float, Cut] = {}  # by width where it is shared, by client where not
 
     def extract(self, level: Literal["x", "y"], full: Params) -> Callable[[int], Params]:
         """Return what each client gets of full tensors, extracted once per cut."""
         made: dict[int, Params] = {}
 
         def part_of(client: int) -> Params:
-            part = getattr(self._cuts[client], level)
+            part = getattr(self[client], level)
             if not self._shared:  # nobody else needs it: nothing is kept
                 return part.extract(full)
             if id(part) not in made:
@@ -88,13 +99,20 @@ class Cuts(Mapping[int, Cut]):
         return part_of
 
     def __getitem__(self, client: int) -> Cut:
-        return self._cuts[client]
+        width = self._widths[client]
+        key = width if self._shared else client
+        if key not in self._made:
+            if not self._shared and len(self._made) >= MOST_CUTS:
+                del self._made[next(iter(self._made))]
+            generator = stream(self._seed, self._round, client, "mask")
+            self._made[key] = self._policy(self._whole, width, client, self._round, generator)
+        return self._made[key]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._cuts)
+        return iter(self._widths)
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._widths)
 
 
 def spread(y: Params, copies: int) -> Params:

@@ -6,8 +6,8 @@ from rabo.algorithms.base import State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import fresh_batch, inner_slope_at, minus, outer_slope_at
-from rabo.runtimes.base import Local, Reply, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.submodel import Covered
 from rabo.tree import Params
 
 
@@ -22,7 +22,7 @@ class CorrectedSteps(OuterLevel):
         if self.num_local_steps < 1:
             raise ValueError(f"num_local_steps must be at least 1, got {self.num_local_steps}")
 
-    def step_inner(self, state: State, ask: Exchanges, q: Params) -> CoveredMean:
+    def step_inner(self, state: State, ask: Exchanges, q: Params) -> Covered:
         """One exchange: how far y moves on average, y − avg y_i."""
         scalars = {"beta": state.scalars["beta"]}
         [moved] = ask.mean(self.correct_inner, {"q": q}, "y", scalars=scalars)
@@ -33,6 +33,7 @@ class CorrectedSteps(OuterLevel):
         [moved] = ask.mean(self.correct_outer, {"x_h": h}, "x", scalars={"alpha": self.alpha})
         return self.move_outer(state, moved, self.alpha)
 
+    @answers("y")
     def correct_inner(self, task: Task, local: Local) -> Reply:
         """On the client: y_i −= (β/τ)[∇_y g_i(x, y_i) − ∇_y g_i(x, y) + q], answer y − y_i."""
         start, q = local.memory["y"], task.arrays["q"]
@@ -43,6 +44,7 @@ class CorrectedSteps(OuterLevel):
             y = {k: v - step * (drift[k] + q[k]) for k, v in y.items()}
         return Reply({"y": minus(start, y)})
 
+    @answers("x")
     def correct_outer(self, task: Task, local: Local) -> Reply:
         """On the client: x_i −= (α/τ)[∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h], answer (x − x_i)/α."""
         start, y, h = local.memory["x"], local.memory["y"], task.arrays["x_h"]

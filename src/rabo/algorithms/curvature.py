@@ -3,13 +3,13 @@
 from rabo.algorithms.base import Cuts, State, spread
 from rabo.curvature import lanczos
 from rabo.hypergradients.linearisation import Difference, View, check_loss
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 
 NUM_PRODUCTS = 10
 
 
 def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> float:
-    """Return l_{g,1}: the largest over the clients that answer, zero if none does."""
+    """Return l_{g,1}: the largest that counts of those who answer, zero if nobody does."""
     x, y = cuts.extract("x", state.x), cuts.extract("y", state.y)
     tasks = (
         (client, Task(seed, state.round, cut, {"x": x(client), "y": y(client)}))
@@ -18,9 +18,10 @@ def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> 
     found = [
         reply.scalars["largest_curvature"] for _, reply in runtime.map(measure_curvature, tasks)
     ]
-    return max(found, default=0.0)
+    return cuts.aggregate.largest(found) if found else 0.0
 
 
+@answers(scalars=("largest_curvature", "smallest_curvature"))
 def measure_curvature(task: Task, local: Local) -> Reply:
     """On the client: l_{g,1} and μ_g of its submodel, without second derivatives."""
     problem = local.problem

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rabo.algorithms.base import Cuts, State
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import CoveredMean, level_of
+from rabo.submodel import Covered, level_of
 from rabo.tree import Params
 
 NO_SCALARS: Mapping[str, float] = {}
@@ -50,9 +50,9 @@ class Exchanges:
         *names: str,
         scalars: Mapping[str, float] = NO_SCALARS,
         num_steps: Callable[[int], int] = lambda _: 1,
-    ) -> list[CoveredMean]:
+    ) -> list[Covered]:
         """Send all clients their parts of the same vectors; average what they reply, by name."""
-        means = {name: CoveredMean(self._like[level_of(name)]) for name in names}
+        means = {n: self.cuts.aggregate.begin(self._like[level_of(n)]) for n in names}
         parts = {name: self.cuts.extract(level_of(name), full) for name, full in vectors.items()}
         tasks = (
             (client, {name: part_of(client) for name, part_of in parts.items()})

@@ -1,33 +1,20 @@
-"""Federated averaging of y under a fixed x: the single-level baseline."""
+"""Federated averaging: the single-level baseline."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rabo.algorithms.base import Cohort, Cuts, State
-from rabo.algorithms.inner import InnerLevel
-from rabo.runtimes.base import Runtime
+from rabo.algorithms.supervised import Supervised
+from rabo.masks import Full, MaskPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(InnerLevel):
-    """Local steps on g alone, averaged over the clients that held an entry (McMahan et al., 2017).
+class FedAvg(Supervised):
+    """Local steps on one loss, averaged (McMahan et al., 2017); on submodels with any policy."""
 
-    x stays where it starts: in loss tuning, the untuned loss.
-    """
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     paper: ClassVar[str] = (
         "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep "
         "Networks from Decentralized Data, AISTATS 2017"
     )
     kind: ClassVar[str] = "single level, full model"
-    exchanges: ClassVar[str] = "1"
-    vectors: ClassVar[str] = "x, y"
-    second_order: ClassVar[bool] = False
-
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 1
-
-    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
-        cuts = Cuts(self.policy, state, cohort, self.seed)
-        state, _ = self.train_inner(state, cuts, runtime)
-        return replace(state, round=state.round + 1)

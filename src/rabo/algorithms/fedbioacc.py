@@ -6,7 +6,7 @@ from typing import ClassVar
 from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.simultaneous import Simultaneous, Triple, directions
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params
 
 DIRECTIONS = ("x_direction", "y_direction", "v_direction")
@@ -76,12 +76,14 @@ class FedBiOAcc(Simultaneous):
     def _point(self, state: State) -> dict[str, Params]:
         return {"x": state.x, "y": state.y, "v": state.vectors["v"]}
 
+    @answers(*DIRECTIONS)
     def first_directions(self, task: Task, local: Local) -> Reply:
         """On the client: G(z; B)."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))
         found = directions(local.problem, at, local.draw(task, "first"))
         return Reply(dict(zip(DIRECTIONS, found, strict=True)))
 
+    @answers(*Triple._fields, *DIRECTIONS)
     def take_directed_steps(self, task: Task, local: Local) -> Reply:
         """On the client: I steps; answer what z and the directions moved by, x over α."""
         start = Triple(*(task.arrays[name] for name in Triple._fields))

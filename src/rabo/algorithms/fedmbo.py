@@ -1,7 +1,7 @@
 """Federated minibatch bilevel optimisation with independent chains of Hessian factors (FedMBO)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -14,10 +14,11 @@ from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
+from rabo.masks import Full, MaskPolicy
 from rabo.problem import BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
-from rabo.submodel import CoveredMean
+from rabo.submodel import Covered
 from rabo.tree import Params
 
 
@@ -39,7 +40,11 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     Departs from the paper where clients train copies of y, one per task: no other client has such a
     y, so the T steps and the factors stay on the client (2 exchanges). Without anything to relay,
     the client takes the mean over N' itself: the truncated series.
+
+    The server holds a vector in y for every chain: its memory grows with the number of clients.
     """
+
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     paper: ClassVar[str] = (
         "Huang, Zhang, Ji: Achieving Linear Speedup in Non-IID Federated Bilevel Learning, "
@@ -47,7 +52,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     )
     kind: ClassVar[str] = "bilevel, full model"
     exchanges: ClassVar[str] = "T + N' + 2, N' < N at random (2 with copies of y)"
-    vectors: ClassVar[str] = "x, y, q, p"
+    vectors: ClassVar[str] = "x, y, p"
     second_order: ClassVar[bool] = True
 
     def num_exchanges(self, state: State, cohort: Cohort) -> int:
@@ -82,12 +87,17 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         velocity: Params = {}
         for t in range(self.num_inner_steps):
             here = {"x": state.x, "y": state.y} if t == 0 else {"y": state.y}
-            [q] = ask.mean(inner_slope, here, "q")
-            velocity = self.accelerate(velocity, q.mean())
+            [slope] = ask.mean(self.inner_slope, here, "y")
+            velocity = self.accelerate(velocity, slope.mean())
             state = replace(state, y=minus(state.y, velocity, state.scalars["beta"]))
         return state
 
-    def _relayed(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
+    @answers("y")
+    def inner_slope(self, task: Task, local: Local) -> Reply:
+        """On the client: ∇_y g_i, which moves y."""
+        return Reply({"y": inner_slope(task, local).arrays["q"]})
+
+    def _relayed(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""
         y = ask.cuts.extract("y", state.y)
         asked = ((j, {"y": y(j)}) for j in sorted(ask.present))
@@ -100,7 +110,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
             met = self._meetings(state.round, t, going, ask.present)
             if met:
                 self._multiply(chains, met, ask, L)
-        mean = CoveredMean(state.x)
+        mean = ask.cuts.aggregate.begin(state.x)
         met = self._meetings(state.round, self.num_terms - 1, set(chains), ask.present)
         for k, reply in ask.ask(self.pull_back, self._vectors(chains, met, ask)):
             mean.add(ask.cuts[k].x, reply.arrays["x"])
@@ -138,15 +148,17 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         for k, j in met.items():
             yield k, {"p": ask.cuts[k].y.extract(chains[j])}
 
+    @answers("x")
     def pull_back(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
         return Reply({"x": pull_back(task, local).arrays["x_h"]})
 
-    def _private(self, state: State, ask: Exchanges, L: float) -> CoveredMean:
+    def _private(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of the hypergradients at the clients' own copies of y."""
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 
+    @answers("x", scalars=("residual",))
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")

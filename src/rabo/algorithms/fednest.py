@@ -1,6 +1,6 @@
 """Federated alternating bilevel steps with a global Hessian (FedNest)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rabo.algorithms.base import Cohort, Cuts, State
@@ -9,6 +9,7 @@ from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
+from rabo.masks import Full, MaskPolicy
 from rabo.runtimes.base import Runtime
 from rabo.tree import Params
 
@@ -25,6 +26,8 @@ class FedNest(InnerLevel, CorrectedSteps, RandomSeries):
     is over the clients that hold an entry, that of (I − ∇²_yy g_i/L)p too: an entry of p that one
     client holds is multiplied by its Hessian alone. The momentum is the server's, on y − avg y_i.
     """
+
+    policy: MaskPolicy = field(default_factory=Full)  # as published
 
     paper: ClassVar[str] = (
         "Tarzanagh, Li, Thrampoulidis, Oymak: FedNest: Federated Bilevel, Minimax, and "

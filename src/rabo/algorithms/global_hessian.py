@@ -7,12 +7,12 @@ from torch import Tensor
 
 from rabo.algorithms.base import Cuts, State
 from rabo.hypergradients.linearisation import (
+    Exact,
     HypergradientEstimator,
     ImplicitEstimator,
     Linearisation,
 )
-from rabo.runtimes.base import Local, Reply, Runtime, Task, Work
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Runtime, Task, Work, answers
 from rabo.tree import Params, as_tree, flatten, leaves
 
 NO_SCALARS: Mapping[str, float] = {}
@@ -23,7 +23,8 @@ class GlobalHessian:
 
     Departs from line 23, where each client inverts its own Hessian: the mean of local
     hypergradients is not ∇Φ when clients differ, however small the steps. Sums, not means over the
-    covering clients, keep the operator symmetric when clients hold different entries.
+    covering clients, keep the operator symmetric when clients hold different entries. A median is
+    not linear: with it, v is what the solver makes of sums that leave the extremes out.
     """
 
     hypergradient: HypergradientEstimator
@@ -35,12 +36,12 @@ class GlobalHessian:
         """Yield ∇_x f_i − ∇²_xy g_i·v of every client that answers all exchanges."""
 
         def exchange(work: Work, name: str, vector: Params) -> Tensor:
-            total, answered = CoveredMean(state.y), set()
+            total, answered = cuts.aggregate.begin(state.y), set()
             for client, reply in runtime.map(work, self._ask(state, cuts, present, name, vector)):
                 total.add(cuts[client].y, reply.arrays["slope"])
                 answered.add(client)
             present.intersection_update(answered)
-            return flatten(leaves(total.total))
+            return flatten(leaves(total.sum()))
 
         def product(p: Tensor) -> Tensor:
             return exchange(self.hessian_product, "v", as_tree(p, state.y))
@@ -55,6 +56,7 @@ class GlobalHessian:
     def _implicit(self) -> ImplicitEstimator:
         return cast(ImplicitEstimator, self.hypergradient)
 
+    @answers("slope")
     def outer_slope(self, task: Task, local: Local) -> Reply:
         """On the client: linearise at y_{q+1}, answer ∇_y f_i."""
         if local.problem.copies > 1:
@@ -62,11 +64,13 @@ class GlobalHessian:
         local.memory["y"] = task.arrays["y"]
         return _reply(self._system(task, local).rhs, local)
 
+    @answers("slope")
     def hessian_product(self, task: Task, local: Local) -> Reply:
         """On the client: ∇²_yy g_i·v."""
         system = self._system(task, local)
         return _reply(system.product(flatten(leaves(task.arrays["v"]))), local)
 
+    @answers("x", scalars=("residual",))
     def pull_back(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_i − ∇²_xy g_i·v."""
         system = self._system(task, local)
@@ -77,7 +81,10 @@ class GlobalHessian:
         if "system" not in local.cache:
             batch = local.draw(task, "outer")
             x, y = local.memory["x"], local.memory["y"]
-            local.cache["system"] = self._implicit.linearise(local.problem, x, y, batch)
+            system = self._implicit.linearise(local.problem, x, y, batch)
+            if isinstance(system, Exact):
+                system.build()  # now, so that every product that follows costs the same
+            local.cache["system"] = system
         return local.cache["system"]
 
     def _ask(

@@ -13,8 +13,7 @@ from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
-from rabo.runtimes.base import Local, Reply, Runtime, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, as_leaves, leaves
 
 
@@ -27,6 +26,7 @@ class Calibrated:
     """Who holds what, and the step size β: a number, a function of the round, or measured."""
 
     needs_one_y: ClassVar[bool] = False
+    is_episodic: ClassVar[bool] = False
 
     policy: MaskPolicy = field(default_factory=Importance)
     beta: float | Callable[[int], float] | Literal["auto"] = "auto"
@@ -48,7 +48,7 @@ class Calibrated:
             raise ValueError(
                 f"{type(self).__name__} averages vectors in y over clients and needs one y for "
                 f"all, got a problem with {problem.copies} copies of y (one per task); use fedmbo, "
-                "rabo or rafbo, or let tasks share y (heads='shared' in few-shot)"
+                "rabo or rafbo, or let tasks share y (--heads shared in few-shot)"
             )
         x, y = problem.start()
         return State(0, x, y)
@@ -109,7 +109,7 @@ class InnerLevel(Calibrated):
     def train_inner(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, set[int]]:
         """Lines 6-20: y_{q+1}, and the clients that took part."""
         state = self.with_beta(state, cuts, runtime)
-        moved, answered = CoveredMean(state.y), set()
+        moved, answered = cuts.aggregate.begin(state.y), set()
         for client, reply in runtime.map(self.update_inner, self._inner_tasks(state, cuts)):
             moved.add(cuts[client].y, reply.arrays["y"])  # lines 6-10
             answered.add(client)
@@ -121,6 +121,7 @@ class InnerLevel(Calibrated):
         for client, cut in cuts.items():
             yield client, Task(self.seed, state.round, cut, {"x": x(client), "y": y(client)}, beta)
 
+    @answers("y")
     def update_inner(self, task: Task, local: Local) -> Reply:
         """Lines 6-10, on the client: T steps on the submodel, then the way it went.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from rabo.algorithms.base import State
 from rabo.algorithms.inner import Calibrated
 from rabo.algorithms.steps import Descent, OuterStep
-from rabo.submodel import CoveredMean
+from rabo.submodel import Covered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class OuterLevel(Calibrated):
         if self.warm_up < 0:
             raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
 
-    def move_outer(self, state: State, slope: CoveredMean, size: float) -> State:
+    def move_outer(self, state: State, slope: Covered, size: float) -> State:
         """Step on x; entries nobody covered stay."""
         x, memory = self.outer_step(state.x, slope, size, state.vectors)
         return replace(state, x=x, vectors={**state.vectors, **memory})

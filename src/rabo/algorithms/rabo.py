@@ -9,8 +9,7 @@ from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
-from rabo.runtimes.base import Local, Reply, Runtime, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         cuts = Cuts(self.policy, state, cohort, self.seed)  # lines 4-5
         state, answered = self.train_inner(state, cuts, runtime)  # lines 6-20
         if state.round >= self.warm_up:
-            slope = CoveredMean(state.x)
+            slope = cuts.aggregate.begin(state.x)
             for client, reply in self._hypergradients(state, cuts, answered, runtime):
                 slope.add(cuts[client].x, reply.arrays["x"])  # lines 21-24
             state = self.move_outer(state, slope, self.alpha)  # lines 25-33
@@ -77,6 +76,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         )
         return runtime.map(self.estimate_outer, tasks)
 
+    @answers("x", scalars=("residual",))
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])

@@ -1,7 +1,7 @@
 """Local steps on x, y and v at once, v following [∇²_yy g]⁻¹∇_y f by steps of its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -11,9 +11,10 @@ from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import minus
 from rabo.hypergradients.linearisation import Exact, View
+from rabo.masks import Full, MaskPolicy
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Task
-from rabo.submodel import CoveredMean
+from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.submodel import Covered
 from rabo.tree import Params, as_tree, flatten, leaves
 
 
@@ -42,6 +43,8 @@ def directions(problem: BilevelProblem, at: Triple, batch: Batch) -> Triple:
 class Simultaneous(OuterLevel):
     """One loop for x, y and v: steps α for x, β for y and for v."""
 
+    policy: MaskPolicy = field(default_factory=Full)  # as published
+
     needs_one_y: ClassVar[bool] = True
     normalised: ClassVar[bool] = False  # whether clients send means in place of sums
 
@@ -56,13 +59,14 @@ class Simultaneous(OuterLevel):
 
     def gather(
         self, state: State, ask: Exchanges, num_steps: Callable[[int], int]
-    ) -> list[CoveredMean]:
+    ) -> list[Covered]:
         """One exchange: the mean over clients of their slopes in x, y and v."""
         vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
         return ask.mean(
             self.take_steps, vectors, *vectors, scalars=self.sizes(state), num_steps=num_steps
         )
 
+    @answers(*Triple._fields)
     def take_steps(self, task: Task, local: Local) -> Reply:
         """On the client: τ_i steps, then q_i = Σ_k (slope of step k), over τ_i if normalised."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))
@@ -75,7 +79,7 @@ class Simultaneous(OuterLevel):
         sums = total._asdict().items()
         return Reply({name: {k: t / weight for k, t in q.items()} for name, q in sums})
 
-    def move(self, state: State, slopes: list[CoveredMean], scale: float) -> State:
+    def move(self, state: State, slopes: list[Covered], scale: float) -> State:
         """Step on x, y and v with sizes scale·(α, β, β)."""
         x, y, v = slopes
         if state.round >= self.warm_up:

@@ -7,30 +7,34 @@ from typing import Any
 
 import torch
 
-from rabo.hypergradients.linearisation import Exact, View, gradient
+from rabo.hypergradients.linearisation import Exact, View, gradient, one_realisation
 from rabo.problem import Batch
-from rabo.runtimes.base import Local, Reply, Task
+from rabo.runtimes.base import Local, Reply, Task, answers
 from rabo.tree import Params, as_leaves, as_tree, flatten, leaves
 
 
+@answers("q")
 def inner_slope(task: Task, local: Local) -> Reply:
     """Answer ∇_y g_i."""
     y = point(task, local)[1]
     return Reply({"q": inner_slope_at(local, y, fresh_batch(task, local))})
 
 
+@answers("p")
 def outer_slope(task: Task, local: Local) -> Reply:
     """Answer ∇_y f_i."""
     y = point(task, local)[1]
     return Reply({"p": as_tree(system_at(task, local).rhs, y)})
 
 
+@answers("p")
 def hessian_product(task: Task, local: Local) -> Reply:
     """Answer ∇²_yy g_i·p."""
     p = task.arrays["p"]
     return Reply({"p": as_tree(system_at(task, local).product(flatten(leaves(p))), p)})
 
 
+@answers("x_h")
 def pull_back(task: Task, local: Local) -> Reply:
     """Answer ∇_x f_i − ∇²_xy g_i·p."""
     p = flatten(leaves(task.arrays["p"]))
@@ -50,15 +54,22 @@ def fresh_batch(task: Task, local: Local) -> Batch:
     return local.draw(task, number)
 
 
+def sees_again(local: Local, batch: Batch) -> bool:
+    """Say whether all answers of the round are computed on this batch."""
+    return local.problem.redraw == "round" or batch is getattr(local.problem, "data", None)
+
+
 def inner_slope_at(local: Local, y: Params, batch: Batch) -> Params:
     """Return ∇_y g_i; features of the same data serve the whole round."""
-    cache = local.cache
-    if "features" not in cache or cache["data"] is not batch.inner:
-        cache["data"] = batch.inner
-        with torch.no_grad():
-            cache["features"] = local.problem.features(local.memory["x"], batch.inner)
-    y = as_leaves(y)
-    loss = local.problem.inner(cache["features"], y, batch.inner)
+    features = local.cache.get("features")
+    with one_realisation(local.problem, torch.default_generator.initial_seed()):
+        if features is None:
+            with torch.no_grad():
+                features = local.problem.features(local.memory["x"], batch.inner)
+            if sees_again(local, batch):
+                local.cache["features"] = features
+        y = as_leaves(y)
+        loss = local.problem.inner(features, y, batch.inner)
     return dict(zip(y, gradient(loss, leaves(y)), strict=True))
 
 
@@ -70,15 +81,19 @@ def outer_slope_at(local: Local, x: Params, y: Params, batch: Batch) -> Params:
 
 def system_at(task: Task, local: Local) -> Exact:
     """Return the linearised problem on a fresh batch; its graph serves again for the same data."""
-    cache = local.cache
+    cache, batch = local.cache, fresh_batch(task, local)
     x, y = point(task, local)
-    here: tuple[Any, ...] = (fresh_batch(task, local), x, y)
-    known: tuple[Any, ...] = cache.get("linearised_at", ())
-    if "system" not in cache or any(a is not b for a, b in zip(here, known, strict=True)):
-        cache.pop("system", None)  # two graphs are never held at a time
-        cache["linearised_at"] = here
-        cache["system"] = Exact(View(local.problem, x, y, here[0]))
-    return cache["system"]
+    here: tuple[Any, ...] = (x, y)
+    known: tuple[Any, ...] = cache.get("linearised_at", (None, None))
+    again = sees_again(local, batch)
+    if "system" in cache and again and all(a is b for a, b in zip(here, known, strict=True)):
+        return cache["system"]
+    cache.pop("system", None)  # two graphs are never held at a time
+    system = Exact(View(local.problem, x, y, batch))
+    if again:
+        cache.update(linearised_at=here, system=system)
+        system.build()  # now, so that every product that follows costs the same
+    return system
 
 
 def minus(a: Params, b: Params, factor: Any = 1.0) -> dict[str, Any]:

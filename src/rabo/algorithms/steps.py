@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rabo.submodel import CoveredMean
+from rabo.submodel import Covered
 from rabo.tree import Params
 
 
@@ -16,7 +16,7 @@ class OuterStep(Protocol):
     """x_{q+1} from x_q, the mean hypergradient and its own memory; uncovered entries stay."""
 
     def __call__(
-        self, full: Params, mean: CoveredMean, size: float, memory: Mapping[str, Params]
+        self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]: ...
 
 
@@ -25,7 +25,7 @@ class Descent:
     """x − α·mean, as in lines 25-33."""
 
     def __call__(
-        self, full: Params, mean: CoveredMean, size: float, memory: Mapping[str, Params]
+        self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]:
         return mean.step(full, size), memory
 
@@ -43,7 +43,7 @@ class Adam:
     epsilon: float = 1e-8
 
     def __call__(
-        self, full: Params, mean: CoveredMean, size: float, memory: Mapping[str, Params]
+        self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]:
         slopes = mean.mean()
         kept: dict[str, dict[str, Tensor]] = {"first": {}, "second": {}, "steps": {}}

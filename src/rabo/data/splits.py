@@ -139,6 +139,6 @@ def check_clients(num_items: int, num_clients: int, items: str) -> None:
     """Refuse to leave a client with nothing."""
     if not 1 <= num_clients <= num_items:
         raise ValueError(
-            f"num_clients must lie in 1..{num_items}, the number of {items}, got {num_clients}; "
-            "lower num_clients"
+            f"the number of clients must lie in 1..{num_items}, the number of {items}, got "
+            f"{num_clients}; lower it"
         )

@@ -20,6 +20,8 @@ from rabo.hypergradients.solvers import Solution, conjugate_gradient
 from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params
 
+NUM_PROBES = 10  # products by which curvature is measured
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConjugateGradient:
@@ -56,7 +58,7 @@ class ConjugateGradient:
 
     @property
     def num_products(self) -> int:
-        return self.num_iterations
+        return self.num_iterations + (NUM_PROBES if self.damping == "auto" else 0)
 
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
@@ -66,7 +68,7 @@ class ConjugateGradient:
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
         damping = self.damping
         if damping == "auto":
-            found = lanczos(product, rhs, 10)
+            found = lanczos(product, rhs, NUM_PROBES)
             lack = torch.where(found.smallest < 0, found.margin - found.smallest, 0.0)
             damping = (1.1 * lack).to(rhs.dtype)  # a little more: exactly as much is singular
         return conjugate_gradient(product, rhs, self.num_iterations, self.tolerance, damping)

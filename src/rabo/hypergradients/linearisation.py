@@ -83,6 +83,17 @@ class ImplicitEstimator(HypergradientEstimator, Protocol):
     def solve(self, product: Product, rhs: Tensor) -> Solution: ...
 
 
+@contextmanager
+def one_realisation(problem: BilevelProblem, seed: int) -> Iterator[None]:
+    """Let random layers such as dropout draw the same at every evaluation of one batch."""
+    if not getattr(problem, "has_random_layers", False):
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
 class View:
     """f and g of one batch as functions of flat y, and the way back to x.
 
@@ -98,7 +109,7 @@ class View:
 
     @cached_property
     def _features(self) -> Any:
-        with self._one_realisation():
+        with one_realisation(self.problem, self._seed):
             return self.problem.features(self.x, self.batch.inner)
 
     @cached_property
@@ -112,23 +123,13 @@ class View:
 
     def inner(self, y: Tensor, z: Any = None) -> Tensor:
         z = self.z if z is None else z
-        with self._one_realisation():
+        with one_realisation(self.problem, self._seed):
             return self.problem.inner(z, self._tree(y), self.batch.inner)
-
-    @contextmanager
-    def _one_realisation(self) -> Iterator[None]:
-        """Let random layers such as dropout draw the same at every evaluation of one batch."""
-        if not getattr(self.problem, "has_random_layers", False):
-            yield
-            return
-        with torch.random.fork_rng():
-            torch.manual_seed(self._seed)
-            yield
 
     def outer_slopes(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return ∇_y f and ∇_x f; the graph is gone when they are here."""
         y, part = y.detach().requires_grad_(), self.batch.outer
-        with self._one_realisation():
+        with one_realisation(self.problem, self._seed):
             loss = self.problem.outer(self.problem.features(self.x, part), self._tree(y), part)
         slopes = gradient(loss, [y, *self.x.values()])
         return slopes[0], slopes[1:]
@@ -217,6 +218,12 @@ class Exact:
     def inner_slope(self) -> Tensor:
         """∇_y g."""
         return self._slope().detach()
+
+    def build(self) -> None:
+        """Build the graph that products need, and the outer slopes, before they are asked for."""
+        _ = self._outer
+        if self.hold:
+            self._slope()
 
     def product(self, p: Tensor) -> Tensor:
         return self._sweep([self._y], p)[0]

@@ -1,6 +1,7 @@
 """What a mask policy is: an order of the units of each group, of which a client takes the first."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from typing import Protocol
@@ -20,6 +21,7 @@ class Whole:
     channels: Channels
     x: Params
     y: Params
+    widths: Mapping[int, float] = field(default_factory=dict)  # of all clients of the round
 
     @cached_property
     def by_importance(self) -> dict[str, Tensor]:
@@ -35,6 +37,10 @@ class Whole:
     def device(self) -> torch.device | None:
         values = [*self.x.values(), *self.y.values()]
         return values[0].device if values else None
+
+    def everything(self) -> Cut:
+        """Keep all units of every group."""
+        return self.take({g: torch.arange(n) for g, n in self.channels.units.items()}, 1.0)
 
     def take(self, orders: dict[str, Tensor], width: float) -> Cut:
         """Keep the first ⌈width·n⌉ units of each group, sorted."""

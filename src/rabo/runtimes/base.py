@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator
@@ -35,12 +35,21 @@ class Task(NamedTuple):
 class Reply(NamedTuple):
     """What a client answers; entries named "x" and "y" train those entries of x and y.
 
-    Work may leave numbers on the device; they are read when it is done.
+    Work may leave numbers on the device; they are read when it is done. A client that failed
+    answers with its fault alone.
     """
 
     arrays: Mapping[str, Params]
     scalars: Mapping[str, Any] = {}
     cost: Cost = Cost()
+    fault: ClientError | None = None
+
+
+class Answer(NamedTuple):
+    """The names of the arrays and of the numbers that a piece of work answers with."""
+
+    arrays: tuple[str, ...]
+    scalars: tuple[str, ...]
 
 
 @dataclass
@@ -77,8 +86,37 @@ def batch_stream(task: Task, client: int, purpose: str | int) -> Generator:
 Work: TypeAlias = Callable[[Task, Local], Reply]
 
 
+F = TypeVar("F", bound=Callable[..., Reply])
+
+
+def answers(
+    *arrays: str | Callable[[Any], Iterable[str]], scalars: tuple[str, ...] = ()
+) -> Callable[[F], F]:
+    """Declare what a piece of work answers with: the server accepts nothing else.
+
+    Names that depend on the algorithm's choices are a function of the algorithm.
+    """
+
+    def declare(work: F) -> F:
+        work.answer = (arrays, scalars)  # type: ignore[attr-defined]
+        return work
+
+    return declare
+
+
+def answer_of(work: Work) -> Answer:
+    """Return what a piece of work has declared that it answers with."""
+    if not hasattr(work, "answer"):
+        raise TypeError(
+            f"{work.__name__} must say what it answers with: write @answers(...) above it"
+        )
+    arrays, scalars = work.answer  # type: ignore[attr-defined]
+    names = [[a] if isinstance(a, str) else a(work.__self__) for a in arrays]  # type: ignore[attr-defined]
+    return Answer(tuple(name for each in names for name in each), scalars)
+
+
 class Runtime(Protocol):
-    """Where clients run. A client that dropped out has no reply."""
+    """Where clients run. A client that dropped out has no reply, or one that says why."""
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         """Let clients work on tasks that come in ascending order; yield replies in that order."""
@@ -95,7 +133,10 @@ class RollCall(Protocol):
 
 
 def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
-    """Run one piece of work as a client does: seeded, metered, and checked before it travels."""
+    """Run one piece of work as a client does: seeded, metered, and checked before it travels.
+
+    What goes wrong is the reply.
+    """
     name = work.__name__
     held = sum(map(num_bytes, (task.arrays, local.memory, local.cache, local.batches)))
     whose = repr(getattr(work, "__self__", None))
@@ -112,11 +153,18 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
                 f"{name} gave NaN or infinite values; reduce the step sizes, or use beta='auto'"
             )
     except Exception as error:
-        raise ClientError(local.client, task.round, name, error) from error
+        return failed(local.client, task.round, name, error)
     # the check has waited for the device, so this is what the work took
     seconds = time.perf_counter() - start
     scalars = {key: float(value) for key, value in reply.scalars.items()}
     return reply._replace(scalars=scalars, cost=cost._replace(seconds=seconds))
+
+
+def failed(client: int, round: int, name: str, error: Exception) -> Reply:
+    """Return the reply of a client at which work has failed."""
+    fault = ClientError(client, round, name, error)
+    fault.__cause__ = error
+    return Reply({}, fault=fault)
 
 
 def _seed_layers(seed: int, on_gpu: bool) -> None:

@@ -1,22 +1,27 @@
 """All clients in this process, one after the other: the reference."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from rabo.metering import Meter
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, perform
 from rabo.submodel import Cut
 
+Kept: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # the memory and the cache of a client
+
 
 class InProcess:
-    """Runs one client after the other, as their tasks come: in ascending order."""
+    """Runs one client after the other, as their tasks come: in ascending order.
+
+    Between two exchanges of a round, only what a client remembers is kept of it.
+    """
 
     def __init__(self, problems: Mapping[int, BilevelProblem]):
         self.problems = problems
         self._meter = Meter()
         self._round = -1
-        self._locals: dict[int, Local] = {}
-        self._cuts: dict[int, Cut] = {}
+        self._kept: dict[int, tuple[Cut, Kept]] = {}
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         for client, task in tasks:
@@ -24,8 +29,9 @@ class InProcess:
 
     def _local(self, client: int, task: Task) -> Local:
         if task.round != self._round:
-            self._round, self._locals, self._cuts = task.round, {}, {}
-        if client not in self._locals or self._cuts[client] is not task.cut:
-            self._cuts[client] = task.cut
-            self._locals[client] = Local(client, self.problems[client].restrict(task.cut))
-        return self._locals[client]
+            self._round, self._kept = task.round, {}
+        cut, kept = self._kept.get(client, (None, ({}, {})))
+        if "x" in task.arrays and cut is not task.cut:  # x comes with its cut: all starts anew
+            kept = ({}, {})
+        self._kept[client] = (task.cut, kept)
+        return Local(client, self.problems[client].restrict(task.cut), *kept)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from rabo.errors import ClientError, NonFiniteError
+from rabo.errors import NonFiniteError
 from rabo.metering import Cost, Meter
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, perform
+from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, failed, perform
 from rabo.submodel import Cut
 from rabo.tree import leaves, map_leaves, only_tensors, shapes
 
@@ -47,20 +47,23 @@ class Recorded:
         if isinstance(local, _StaticLocal):
             try:
                 recording = local.recording(work, task)
-                if recording is not None:
-                    return recording.start(task)
+                started = recording and recording.start(task)
+                if started:
+                    return started
             except Exception as error:
-                raise ClientError(client, task.round, work.__name__, error) from error
+                reply = failed(client, task.round, work.__name__, error)
+                return _Started(client, task, reply, None)
         reply = perform(work, task, local, self._meter)
-        if isinstance(local, _StaticLocal):
+        if isinstance(local, _StaticLocal) and reply.fault is None:
             local.costs[_key(work, task)] = reply.cost
         return _Started(client, task, reply, None)
 
     def _local(self, client: int, task: Task) -> Local:
         if task.round != self._round:
             self._round, self._now = task.round, {}
-        if client in self._now and self._now[client][0] is task.cut:
-            return self._now[client][1]
+        cut, now = self._now.get(client, (None, None))
+        if now is not None and (cut is task.cut or "x" not in task.arrays):
+            return now
         key = (client, task.cut.widths)
         problem = self.problems[client].restrict(task.cut)
         local: Local = Local(client, problem)
@@ -108,7 +111,8 @@ def _finish(work: Work, started: list[_Started]) -> Iterator[tuple[int, Reply]]:
                 f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
                 "beta='auto'"
             )
-            raise ClientError(client, task.round, work.__name__, error)
+            yield client, failed(client, task.round, work.__name__, error)
+            continue
         scalars = dict(zip(recording.reply.scalars, values, strict=True))
         cost = recording.cost._replace(seconds=recording.player.seconds())
         yield client, Reply(recording.reply.arrays, scalars, cost)
@@ -133,6 +137,7 @@ class _StaticLocal(Local):
     used: dict[str | int, None] = field(default_factory=dict)  # purposes that work drew for
     has_drawn_itself: bool = False  # numbers that a recording would repeat
     is_loaded: bool = False  # this round's data are in their places
+    has_changing_batches: bool = False  # whose shapes a recording cannot follow
 
     def draw(self, task: Task, purpose: str | int) -> Batch:
         purpose = purpose if self.problem.redraw == "step" else "round"
@@ -141,28 +146,35 @@ class _StaticLocal(Local):
             return self.drawn[purpose].batch
         with _reading_allowed():
             if purpose not in self.drawn:
-                new, again = (self._fresh(task, purpose) for _ in range(2))
-                pairs = zip(leaves(new), leaves(again), strict=True)
-                constant = all(a.data_ptr() == b.data_ptr() for a, b in pairs)
-                self.drawn[purpose] = _Batches(new, constant, task.round)
-            self.refresh(task, purpose)
+                new = self._fresh(task, purpose)
+                constant = new is getattr(self.problem, "data", None)
+                own = new if constant else map_leaves(torch.clone, new)
+                self.drawn[purpose] = _Batches(own, constant, task.round)
+            if not self.refresh(task, purpose):
+                return self._fresh(task, purpose)
         return self.drawn[purpose].batch
 
     def stream(self, task: Task, purpose: str | int) -> Generator:
         self.has_drawn_itself = True
         return super().stream(task, purpose)
 
-    def refresh(self, task: Task, purpose: str | int) -> None:
-        """Fill a static batch with this round's data."""
+    def refresh(self, task: Task, purpose: str | int) -> bool:
+        """Fill a static batch with this round's data; say whether it has the shape for that."""
         held = self.drawn[purpose]
         if held.round != task.round and not held.constant:
-            copy_tree(held.batch, self._fresh(task, purpose))
+            new = self._fresh(task, purpose)
+            if shapes(new) != shapes(held.batch):
+                self.has_changing_batches = True
+                return False
+            copy_tree(held.batch, new)
         held.round = task.round
+        return True
 
     def recording(self, work: Work, task: Task) -> "_Recording | None":
         """Return a recording of work that has been measured, made now if there is none."""
         key = _key(work, task)
-        if key not in self.costs or self.cache or not only_tensors(self.memory):
+        unfit = self.cache or self.has_changing_batches or not only_tensors(self.memory)
+        if key not in self.costs or unfit:
             return None
         # memory that other work left must be what it was when this was recorded
         whole = (key, id(getattr(work, "__self__", None)), *sorted(map(id, self.memory.values())))
@@ -188,10 +200,10 @@ class _Recording:
     player: "_GraphPlayer | _Rerun"
     cost: Cost
 
-    def start(self, task: Task) -> _Started:
-        """Load this round's inputs and let it run."""
-        for purpose in self.purposes:
-            self.local.refresh(task, purpose)
+    def start(self, task: Task) -> _Started | None:
+        """Load this round's inputs and let it run; None if they have other shapes."""
+        if not all(self.local.refresh(task, purpose) for purpose in self.purposes):
+            return None
         copy_tree(self.task.arrays, task.arrays)
         for name, value in self.task.scalars.items():
             value.fill_(task.scalars[name])  # type: ignore[attr-defined]

@@ -24,9 +24,24 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # advice for any algorithm
     own_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one of a name
     evaluate_every: int = 1
+    falls: bool = False  # whether a smaller headline is better
+    judged_by: Callable[[Callable[..., Any]], "Setup"] | None = None  # with another `predict`
     finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and tables
     export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
     template: Callable[[], BilevelProblem] | None = None  # for a server without data
+
+
+def equal_steps(num_steps: int) -> dict[str, dict[str, Any]]:
+    """Give algorithms that nest or merge their steps as many gradients of g a round as others."""
+    nested = {
+        "num_inner_steps": max(1, num_steps // 5),
+        "num_local_steps": min(5, num_steps),
+    }
+    merged = {"num_local_steps": num_steps}
+    return {
+        **dict.fromkeys(("fednest", "aggitd"), nested),
+        **dict.fromkeys(("simfbo", "shrofbo", "fedbio", "fedbioacc"), merged),
+    }
 
 
 class Task(Protocol):

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rabo.algorithms import State
+from rabo.algorithms import SINGLE_LEVEL, State
 from rabo.ledger import Ledger
 from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.solve import Client
 from rabo.tasks.base import Setup
+
+MIN_ITEMS = 8  # of a client: batch statistics need some on either side
 
 
 def _backbone(width: int) -> nn.Sequential:
@@ -46,6 +48,9 @@ class DigitsTask:
         order = torch.randperm(len(labels), generator=stream(seed, "digits"))
         images, labels = (images.float() / 16)[order].to(device), labels[order].to(device)
         num_test = len(labels) // 4
+        most = (len(labels) - num_test) // MIN_ITEMS
+        if len(capacities) > most:
+            raise ValueError(f"digits are for at most {most} clients, got {len(capacities)}")
         test = images[:num_test], labels[:num_test]
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(seed, "init"))
@@ -66,7 +71,9 @@ class DigitsTask:
                 logits = F.linear(own.features(x, test), y["weight"], y["bias"])
             return {"accuracy": float((logits.argmax(dim=1) == test[1]).double().mean())}
 
-        return Setup(clients, evaluate, "accuracy", {"num_inner_steps": 20, "alpha": 0.5})
+        options = {"num_inner_steps": 20, "alpha": 0.5}
+        joint = {"levels": "both", "beta": 0.1, "momentum": 0.9}
+        return Setup(clients, evaluate, "accuracy", options, dict.fromkeys(SINGLE_LEVEL, joint))
 
     def problem(self, example: Tensor, device: str) -> Problem:
         def features(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:

@@ -4,16 +4,16 @@ x is a backbone, y the head of an N-way K-shot task: y is fitted to the support 
 y does well on the queries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn, vmap
+from torch import Generator, Tensor, nn
 
-from rabo.algorithms import State
+from rabo.algorithms import SINGLE_LEVEL, State
 from rabo.data.characters import Characters, Split
 from rabo.data.episodes import Tasks, check_task, sample_tasks
 from rabo.data.glyphs import make_glyphs
@@ -21,13 +21,13 @@ from rabo.data.omniglot import load_omniglot
 from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
-from rabo.models.convolutional import Conv4, ResNet12
+from rabo.models.convolutional import Conv4, ResNet12, side_by_side
 from rabo.problem import Batch, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.solve import Client
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
-from rabo.tasks.base import Setup
+from rabo.tasks.base import Setup, equal_steps
 from rabo.tasks.pictures import draw_tasks
 from rabo.tree import Params
 
@@ -78,9 +78,24 @@ class FewShotTask:
             Client(problem.on(inner=train.select(s), outer=None), capacity)
             for s, capacity in zip(shards, capacities, strict=True)
         ]
-        judge = _Judge(self, problem, test, seed)
         options = {"num_inner_steps": 20, "momentum": 0.8, "alpha": 0.3}
-        return Setup(clients, judge, "accuracy", options, evaluate_every=20, finish=judge.draw)
+        # x too, of whose curvature beta="auto" knows nothing; chosen on validation alphabets
+        joint = {"levels": "both", "beta": 0.1, "momentum": 0.9, "num_inner_steps": 5}
+        own = {
+            **equal_steps(20),
+            **dict.fromkeys(SINGLE_LEVEL, joint),
+            "dist-maml": {**joint, "adapt_rate": 2.0},
+        }
+        judge = _Judge(self, problem, test, seed)
+        setup = Setup(
+            clients, judge, "accuracy", options, own, evaluate_every=20, finish=judge.draw
+        )
+
+        def judged_by(predict: Callable[..., Tensor]) -> Setup:
+            other = replace(judge, predict=predict)
+            return replace(setup, evaluate=other, finish=other.draw)
+
+        return replace(setup, judged_by=judged_by)
 
     def problem(self, device: str) -> Problem:
         """The bilevel problem of all clients: g on support sets, f on queries."""
@@ -96,6 +111,7 @@ class FewShotTask:
             sample=self._sample,
             redraw="round",
             copies=copies,
+            ways=self.ways,
         )
 
     def _inner(self, z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
@@ -165,7 +181,10 @@ def represent(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
 
     Their size bounds the curvature of the head's problem, l_{g,1}, whatever the backbone does.
     """
-    z = vmap(x)(data[0])
+    num_tasks, num_images = data[0].shape[:2]
+    with side_by_side(num_tasks):
+        z = x(data[0].transpose(0, 1).flatten(0, 1))
+    z = z.reshape(num_images, num_tasks, -1).transpose(0, 1)
     return z / z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
 
 
@@ -179,12 +198,16 @@ def _choose(name: str, value: str, known: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Judge:
-    """Accuracy on held-out alphabets: heads adapt to support sets, x stays as it is."""
+    """Accuracy on held-out alphabets: heads adapt to support sets, x stays as it is.
+
+    An algorithm that has its own way to meet a task gives it as `predict`.
+    """
 
     task: FewShotTask
     problem: Problem
     characters: Characters
     seed: int
+    predict: Callable[..., Tensor] | None = None
 
     def __call__(self, state: State, ledger: Ledger) -> dict[str, float]:
         """Judge the entries that were ever trained, and the full model where that is more."""
@@ -214,11 +237,14 @@ class _Judge:
         )
 
     def _guesses(self, x: Params, y: Params, tasks: Tasks) -> Tensor:
-        own = replace(self.problem, copies=len(tasks.support)).on(inner=None, outer=None)
-        support = (tasks.support, tasks.support_labels)
+        own = self.problem.on(inner=None, outer=None).with_copies(len(tasks.support))
+        support, query = (tasks.support, tasks.support_labels), (tasks.query, tasks.query_labels)
+        if self.predict is not None:
+            with torch.no_grad():
+                return self.predict(own, x, y, support, query).argmax(dim=2)
         with torch.no_grad():
             z = own.features(x, support)
-            queries = own.features(x, (tasks.query, tasks.query_labels))
+            queries = own.features(x, query)
         heads = adapt_heads(own, z, y, support, self.task.test_steps)
         with torch.no_grad():
             return own.call(heads, queries).argmax(dim=2)

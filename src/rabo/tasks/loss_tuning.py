@@ -29,7 +29,7 @@ from rabo.problem import Batch, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.solve import Client
-from rabo.tasks.base import Setup
+from rabo.tasks.base import Setup, equal_steps
 from rabo.tree import Params
 
 BATCH = 64
@@ -106,6 +106,10 @@ class LossTuningTask:
                 "smoothness": 1 / series["step_size"],
             },
             {
+                **equal_steps(steps),
+                "simfbo": {"num_local_steps": steps, "radius": 1.0},
+                "shrofbo": {"num_local_steps": steps, "radius": 1.0},
+                "fedavg": {"policy": Static()},
                 "rabo": {"hypergradient": Neumann(**series, products="recomputed")},
                 "rafbo": {"hypergradient": Neumann(**series, products="difference")},
             },

@@ -18,7 +18,7 @@ from rabo.problem import Batch
 from rabo.resources import Resources
 from rabo.seeding import stream
 from rabo.solve import Client
-from rabo.submodel import Cut
+from rabo.submodel import Cut, ElementMask
 from rabo.tasks.base import Setup
 from rabo.tree import Params
 
@@ -47,6 +47,7 @@ class Quadratic:
     sigma_g: float = 0.0
     start_at: float = 1.0
     keep: tuple[Tensor, Tensor] | None = None
+    masks: tuple[Tensor, Tensor] | None = None  # where single entries are cut
     copies: int = field(default=1, init=False)
     redraw: Literal["step", "round"] = field(default="step", init=False)
 
@@ -74,19 +75,30 @@ class Quadratic:
         return x
 
     def inner(self, z: Params, y: Params, part: Tensor | None) -> Tensor:
-        m, v = self._here, y["y"]
-        value = 0.5 * v @ (m.H @ v) - v @ (m.B @ z["x"] + m.c)
+        m, (u, v) = self._here, self._held(z, y)
+        value = 0.5 * v @ (m.H @ v) - v @ (m.B @ u + m.c)
         return value if part is None else value + v @ part
 
     def outer(self, z: Params, y: Params, part: Tensor | None) -> Tensor:
-        m, u, v = self._here, z["x"], y["y"]
+        m, (u, v) = self._here, self._held(z, y)
         value = 0.5 * v @ (m.K @ v) - v @ m.t + 0.5 * u @ (m.P @ u) - u @ m.s
         return value if part is None else value + u @ part
 
     def restrict(self, cut: Cut) -> "Quadratic":
         """Keep rows and columns: really smaller matrices."""
         whole = (torch.arange(len(self.coefficients.s)), torch.arange(len(self.coefficients.c)))
-        return replace(self, keep=(cut.kept.get("x", whole[0]), cut.kept.get("y", whole[1])))
+        keep = (cut.kept.get("x", whole[0]), cut.kept.get("y", whole[1]))
+        if isinstance(cut.x, ElementMask) and isinstance(cut.y, ElementMask):
+            own = replace(self, keep=keep, masks=(cut.x.mask["x"], cut.y.mask["y"]))
+        else:
+            own = replace(self, keep=keep)
+        _ = own._here  # now, so that no work is charged for it
+        return own
+
+    def _held(self, z: Params, y: Params) -> tuple[Tensor, Tensor]:
+        if self.masks is None:
+            return z["x"], y["y"]
+        return z["x"] * self.masks[0], y["y"] * self.masks[1]
 
     @property
     def shape_key(self) -> Any:
@@ -223,4 +235,4 @@ class QuadraticTask:
 
         clients = [Client(p, c) for p, c in zip(problems, capacities, strict=True)]
         options = {"num_inner_steps": 1, "alpha": 0.03}
-        return Setup(clients, evaluate, "gradient_norm", options)
+        return Setup(clients, evaluate, "gradient_norm", options, falls=True)

@@ -1,0 +1,79 @@
+"""How the server makes one value of an entry from those of the clients that hold it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rabo.submodel import Covered, CoveredMean, Part
+from rabo.tree import Params
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The mean of an entry, its median, or its mean without the extremes, over covering clients.
+
+    Of C values, ⌊trim·C⌋ from each end do not count; of a median, all but the middle one or two.
+    Departs from lines 12-20 and 25-33 of Algorithm 1, whose mean one client can send anywhere.
+    """
+
+    kind: Literal["mean", "median", "trimmed"] = "mean"
+    trim: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("mean", "median", "trimmed"):
+            raise ValueError(f"aggregate must be mean, median or trimmed, got {self.kind!r}")
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim must lie in [0, 0.5), got {self.trim}")
+
+    def begin(self, like: Params) -> Covered:
+        """Return what collects the replies of one exchange."""
+        return CoveredMean(like) if self.kind == "mean" else CoveredTrimmed(like, self)
+
+    def num_trimmed(self, count: Tensor) -> Tensor:
+        """Return how many of so many values do not count, at each end."""
+        if self.kind == "median":
+            return (count - 1).clamp(min=0) // 2
+        share = self.trim if self.kind == "trimmed" else 0.0
+        return (share * count.double() + 1e-9).floor().to(count.dtype)  # 0.29·100 is 29
+
+    def largest(self, values: Sequence[float]) -> float:
+        """Return the largest number that counts."""
+        skipped = int(self.num_trimmed(torch.tensor(len(values))))
+        return sorted(values)[len(values) - 1 - skipped]
+
+
+class CoveredTrimmed(Covered):
+    """Keeps every reply until all are there: its memory grows with the number of clients."""
+
+    def __init__(self, like: Params, aggregate: Aggregate):
+        super().__init__()
+        self._like, self._aggregate = like, aggregate
+        self._replies: list[tuple[Part, Params]] = []
+
+    def add(self, part: Part, values: Params) -> None:
+        self._replies.append((part, {name: value.clone() for name, value in values.items()}))
+        self.holders.add(part)
+
+    def mean(self) -> dict[str, Tensor]:
+        held = {part: part.held() for part, _ in self._replies}
+        return {name: self._middle(name, like, held) for name, like in self._like.items()}
+
+    def sum(self) -> dict[str, Tensor]:
+        return {name: mean * self.count.get(name, 0) for name, mean in self.mean().items()}
+
+    def _middle(self, name: str, like: Tensor, held: Mapping[Part, Params]) -> Tensor:
+        if not self._replies:
+            return torch.zeros_like(like)
+        count = self.count[name].expand_as(like)
+        skipped = self._aggregate.num_trimmed(count)
+        rows = [
+            part.expand({name: values[name]})[name].masked_fill(held[part][name] == 0, torch.inf)
+            for part, values in self._replies
+        ]
+        ranked = torch.stack(rows).sort(dim=0).values  # those who do not hold an entry come last
+        rank = torch.arange(len(rows), device=like.device).reshape(-1, *[1] * like.dim())
+        counts = (rank >= skipped) & (rank < count - skipped)
+        return ranked.where(counts, 0).sum(dim=0) / (count - 2 * skipped).clamp(min=1)

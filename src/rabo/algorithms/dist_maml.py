@@ -1,0 +1,86 @@
+"""Dist-MAML: a start from which all parameters adapt to a task, averaged over clients."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.func import grad, vmap
+
+from rabo.algorithms.episodic import Episodic
+from rabo.algorithms.single_level import Level, Weights
+from rabo.problem import Batch, ClientProblem
+from rabo.runtimes.base import Local
+from rabo.tree import Params, map_leaves
+
+CHUNK = 10  # test tasks whose adapted networks are held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistMAML(Episodic):
+    """Local SGD on f after K steps of size η on g, of x and y together, from a shared start.
+
+    w_j ← w − η∇g_j(w), K times for every task j; the loss is the mean of f_j(w_j), differentiated
+    through all steps (Finn et al., 2017). A test task is met with the same steps.
+    """
+
+    adapt_steps: int = 5  # K
+    adapt_rate: float = 0.4  # η
+
+    paper: ClassVar[str] = (
+        "Finn, Abbeel, Levine: Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks, "
+        "ICML 2017"
+    )
+    second_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.adapt_steps < 1:
+            raise ValueError(f"adapt_steps must be at least 1, got {self.adapt_steps}")
+        if not self.adapt_rate > 0:
+            raise ValueError(f"adapt_rate must be positive, got {self.adapt_rate}")
+
+    @property
+    def trained(self) -> tuple[Level, ...]:
+        return ("x", "y")
+
+    def seen(self, problem: Any) -> ClientProblem:
+        """One y from which all tasks start, so that its gradient is theirs together."""
+        return problem.with_copies(1)
+
+    def loss(self, problem: Any, at: Weights, batch: Batch, local: Local) -> Tensor:
+        def of_task(support: Any, query: Any) -> Tensor:
+            w, part = self._adapted(problem, at, support), _alone(query)
+            return problem.outer(problem.features(w["x"], part), w["y"], part)
+
+        return vmap(of_task)(batch.inner, batch.outer).mean()
+
+    def predict(
+        self, problem: ClientProblem, x: Params, y: Params, support: Any, query: Any
+    ) -> Tensor:
+        own = self.seen(problem)
+
+        def of_task(support: Any, query: Any) -> Tensor:
+            w = self._adapted(own, {"x": x, "y": y}, support)
+            return own.call(w["y"], own.features(w["x"], _alone(query))).squeeze(0)
+
+        return vmap(of_task, chunk_size=CHUNK)(support, query)
+
+    def _adapted(self, problem: ClientProblem, at: Weights, support: Any) -> Any:
+        part = _alone(support)
+
+        def inner(w: Any) -> Tensor:
+            return problem.inner(problem.features(w["x"], part), w["y"], part)
+
+        here: Any = {level: dict(params) for level, params in at.items()}
+        for _ in range(self.adapt_steps):
+            slopes = grad(inner)(here)
+            here = {
+                level: {k: v - self.adapt_rate * slopes[level][k] for k, v in params.items()}
+                for level, params in here.items()
+            }
+        return here
+
+
+def _alone(part: Any) -> Any:
+    """Return one task as a batch of tasks."""
+    return map_leaves(lambda t: t.unsqueeze(0), part)

@@ -1,0 +1,106 @@
+"""Local SGD on one loss, on submodels: what all single-level algorithms share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from torch import Tensor
+
+from rabo.algorithms.base import Cohort, Cuts, State, spread
+from rabo.algorithms.inner import InnerLevel
+from rabo.hypergradients.linearisation import check_loss, gradient
+from rabo.problem import Batch, BilevelProblem
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.tree import Params, as_leaves, leaves, replace_leaves
+
+Level: TypeAlias = Literal["x", "y"]
+Weights: TypeAlias = Mapping[Level, Params]  # of a client
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleLevel(InnerLevel, ABC):
+    """T local steps on one loss, averaged over the clients that held an entry; nobody: kept.
+
+    Copies of y (one per task) start from y, and the mean of their changes is sent.
+    """
+
+    kind: ClassVar[str] = "single level, submodels"
+    exchanges: ClassVar[str] = "1"
+    vectors: ClassVar[str] = "x, y"
+    second_order: ClassVar[bool] = False
+    needed: ClassVar[tuple[Level, ...]] = ("x", "y")  # what a client must get
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta == "auto" and "x" in self.trained:
+            raise ValueError(
+                "beta must be a number where x is trained too, got 'auto', which measures the "
+                "curvature of g in y alone; 0.1 is usual for networks with norms"
+            )
+
+    @property
+    @abstractmethod
+    def trained(self) -> tuple[Level, ...]:
+        """Return the levels that are trained."""
+
+    @abstractmethod
+    def loss(self, problem: BilevelProblem, at: Weights, batch: Batch, local: Local) -> Tensor:
+        """Return the one loss."""
+
+    def prepare(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        """Measure the curvature of g, where g in y is what is trained."""
+        return super().prepare(state, cohort, runtime) if self.trained == ("y",) else state
+
+    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        cuts = Cuts(self.policy, state, cohort, self.seed)
+        state = self.with_beta(state, cuts, runtime)
+        moved = {level: cuts.aggregate.begin(getattr(state, level)) for level in self.trained}
+        for client, reply in runtime.map(self.descend, self._tasks(state, cuts)):
+            for level, mean in moved.items():
+                mean.add(getattr(cuts[client], level), reply.arrays[level])
+        trained: Any = {level: m.step(getattr(state, level), 1.0) for level, m in moved.items()}
+        return replace(state, round=state.round + 1, **trained)
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        return 1
+
+    def _tasks(self, state: State, cuts: Cuts) -> Iterator[tuple[int, Task]]:
+        beta = {"beta": state.scalars["beta"]}
+        parts = {level: cuts.extract(level, getattr(state, level)) for level in self.needed}
+        for client, cut in cuts.items():
+            arrays = {level: part_of(client) for level, part_of in parts.items()}
+            yield client, Task(self.seed, state.round, cut, arrays, beta)
+
+    @answers(lambda self: self.trained)
+    def descend(self, task: Task, local: Local) -> Reply:
+        """On the client: T steps on the submodel, then the way it went."""
+        problem = self.seen(local.problem)
+        start: Any = dict(task.arrays)
+        if "y" in start:
+            start["y"] = spread(start["y"], problem.copies)
+        mask, beta = self.masking(task, local), task.scalars["beta"]
+        here, velocity = start, None
+        for t in range(self.num_inner_steps):
+            moving = as_leaves({level: here[level] for level in self.trained})
+            loss = self.loss(problem, mask({**here, **moving}), local.draw(task, t), local)
+            if t == 0:
+                check_loss("training", loss)
+            slopes = gradient(loss, leaves(moving))
+            if velocity is not None:
+                slopes = [self.momentum * v + s for v, s in zip(velocity, slopes, strict=True)]
+            velocity = slopes
+            pairs = zip(leaves(moving), velocity, strict=True)
+            here = {**here, **replace_leaves(moving, [w.detach() - beta * v for w, v in pairs])}
+        change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in self.trained}
+        if "y" in change and problem.copies > 1:
+            change["y"] = {k: v.mean(dim=0) for k, v in change["y"].items()}
+        return Reply(change)
+
+    def seen(self, problem: BilevelProblem) -> BilevelProblem:
+        """Return the problem as the local steps see it."""
+        return problem
+
+    def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
+        """Return what turns weights into those of a forward pass: the identity as a rule."""
+        return lambda weights: weights

@@ -1,0 +1,125 @@
+"""The folder of a run: what was asked for, every round, and what was reached."""
+
+import csv
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from rabo.checkpoint import write_atomically
+from rabo.errors import CheckpointError
+from rabo.metering import Cost
+from rabo.solve import Result, Round
+
+NAMED = ("task", "algorithm", "seed", "clip", "noise_multiplier")  # of the options, in summaries
+
+
+class RunFolder:
+    """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv and DIR/summary.json.
+
+    With `rounds_done`, goes on with the record of a run: lines of later rounds are cut off.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], rounds_done: int | None = None):
+        self.path, self.config = path, config
+        self.history: list[Round] = []
+        self._lengths = {"metrics.jsonl": 0, "costs.csv": 0}  # of what is kept
+        if rounds_done is not None:
+            self._read(rounds_done)
+        elif (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
+            raise ValueError(f"{path} already holds a run; choose another --out or remove it")
+
+    def __enter__(self) -> "RunFolder":
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "config.json", _json({**self.config, "versions": versions()}))
+        (self.path / "summary.json").unlink(missing_ok=True)  # it is of a run that had stopped
+        self._metrics, self._costs = map(self._open, self._lengths)
+        self._rows = csv.writer(self._costs)
+        if not self._lengths["costs.csv"]:
+            self._rows.writerow(["round", "client", "phase", *Cost._fields])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._metrics.close()
+        self._costs.close()
+
+    def add(self, done: Round) -> None:
+        """Write a round at once, so that nothing is lost if the next one fails."""
+        self.history.append(done)
+        self._metrics.write(json.dumps(done.as_dict()) + "\n")
+        self._metrics.flush()
+        for entry in done.entries:
+            self._rows.writerow([entry.round, entry.client, entry.phase, *entry.cost])
+        self._costs.flush()
+
+    def secure(self) -> None:
+        """Wait until all rounds are on disk."""
+        os.fsync(self._metrics.fileno())
+        os.fsync(self._costs.fileno())
+
+    def close_with(self, result: Result, headline: str, status: str) -> None:
+        summary = {
+            **{name: self.config[name] for name in NAMED},
+            "status": status,
+            "rounds": len(result.history),
+            "headline": headline,
+            "metrics": result.metrics,
+            "cost": result.cost._asdict(),
+            "full_model_cost": result.full_cost._asdict(),
+            "relative_cost": result.relative_cost,
+            "cost_by_phase": {k: v._asdict() for k, v in result.ledger.by_phase.items()},
+            "coverage": dict(result.coverage),
+            "rounds_skipped": sum(bool(done.skipped) for done in result.history),
+            "answers_not_used": sum(len(done.faults) for done in result.history),
+            "versions": versions(),
+        }
+        write_atomically(self.path / "summary.json", _json(summary))
+
+    def _open(self, name: str) -> TextIO:
+        """Open a file to go on after what is kept of it."""
+        file = (self.path / name).open("a", newline="")
+        file.truncate(self._lengths[name])
+        return file
+
+    def _read(self, rounds_done: int) -> None:
+        """Remember the first rounds; lines of later ones, which may be half written, go."""
+        with (self.path / "metrics.jsonl").open("rb") as metrics:
+            lines = [metrics.readline() for _ in range(rounds_done)]
+        self.history = [self._parse(line, number) for number, line in enumerate(lines)]
+        self._lengths["metrics.jsonl"] = sum(map(len, lines))
+        rows = (self.path / "costs.csv").read_bytes().splitlines(keepends=True)
+        for row in rows if rounds_done else ():
+            first = row.partition(b",")[0]
+            is_early = first == b"round" or (first.isdigit() and int(first) < rounds_done)
+            if not (is_early and row.endswith(b"\n")):
+                break
+            self._lengths["costs.csv"] += len(row)
+
+    def _parse(self, line: bytes, number: int) -> Round:
+        try:
+            done = Round.from_dict(json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{self.path / 'metrics.jsonl'} must have a line for every round before the "
+                f"checkpoint, got none that can be read for round {number}"
+            ) from error
+        if done.round != number:
+            raise CheckpointError(
+                f"line {number + 1} of {self.path / 'metrics.jsonl'} must be round {number}, got "
+                f"{done.round}"
+            )
+        return done
+
+
+def versions() -> dict[str, str]:
+    from rabo import __version__
+
+    return {"rabo": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

@@ -28,8 +28,7 @@ test: $(READY)
 	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
 
 bench: $(READY)
-	$(THREADS) $(BIN)/python benchmarks/hypergradients.py
-	$(THREADS) $(BIN)/python benchmarks/rounds.py
+	$(BIN)/rabo bench
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

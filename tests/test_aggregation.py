@@ -11,10 +11,11 @@ import rabo
 from problems import distance, federated_quadratics
 from rabo import Aggregate
 from rabo.channels import declare
+from rabo.covering import CoveredMean
 from rabo.masks import Whole
 from rabo.runtimes import InProcess
 from rabo.seeding import stream
-from rabo.submodel import CoveredMean, ElementMask, cut
+from rabo.submodel import ElementMask, cut
 
 KINDS = ["mean", "median", "trimmed"]
 CHANNELS = declare({"x.w": ("units",)}, {"w": torch.zeros(4)}, {})

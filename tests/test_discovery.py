@@ -204,7 +204,8 @@ def test_every_network_that_is_accepted_can_be_trained_at_half_width(net):
 
     problem = rabo.Problem(inner=loss, outer=loss, x={"a": torch.zeros(1)}, y=net, example=example)
     own = problem.on(inner=example, outer=example)
-    result = rabo.solve([rabo.Client(own, 0.5)], algorithm="fedavg", beta=1e-3, rounds=1)
+    options = {"algorithm": "fedavg", "policy": "importance", "beta": 1e-3, "rounds": 1}
+    result = rabo.solve([rabo.Client(own, 0.5)], **options)
     assert 0 < result.coverage["y_trained"] < 1
 
 

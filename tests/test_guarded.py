@@ -11,10 +11,10 @@ import rabo
 from problems import federated_quadratics
 from rabo.algorithms import AggITD, FedBiOAcc, FedMBO
 from rabo.errors import ClientError
+from rabo.federation import Federation, Round
 from rabo.metering import Cost
 from rabo.runtimes import InProcess, Reply
 from rabo.runtimes.base import answer_of, answers
-from rabo.solve import Federation, Round
 
 HOSTILE = 1
 ALGORITHMS = {

@@ -163,8 +163,8 @@ def test_work_of_another_algorithm_is_counted_anew():
 def test_server_memory_does_not_grow_with_the_number_of_clients():
     """The server's own work, with another cut for every client, on replies that are dropped."""
     from rabo.channels import declare
+    from rabo.covering import CoveredMean
     from rabo.masks import Whole
-    from rabo.submodel import CoveredMean
 
     full = {"w": torch.randn(300, 300)}
     whole = Whole(declare({"x.w": ("rows", "columns")}, full, {}), full, {})

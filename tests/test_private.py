@@ -10,9 +10,9 @@ import rabo
 from problems import federated_quadratics
 from rabo import cli
 from rabo.algorithms import FedNest
+from rabo.federation import Federation
 from rabo.runtimes import InProcess, Local, Recorded, Reply, Task
 from rabo.seeding import stream
-from rabo.solve import Federation
 from rabo.tree import squared_norm
 
 

@@ -7,9 +7,9 @@ import rabo
 from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedMBO
 from rabo.errors import ClientError
 from rabo.experiment import Experiment
+from rabo.federation import Federation
 from rabo.hypergradients import CoordinateDifference, Neumann
 from rabo.runtimes import InProcess, Recorded
-from rabo.solve import Federation
 from rabo.tasks import TASKS
 
 ROUNDS = 5

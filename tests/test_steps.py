@@ -7,9 +7,10 @@ import rabo
 from problems import curved_problem
 from rabo.algorithms import Adam, Cosine, FedAvg
 from rabo.channels import declare
+from rabo.covering import CoveredMean
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.seeding import stream
-from rabo.submodel import CoveredMean, cut
+from rabo.submodel import cut
 from rabo.tasks.quadratic import random_quadratic
 
 X = {"x": torch.tensor([1.0, -2.0, 3.0, 0.5])}

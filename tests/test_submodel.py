@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabo.channels import declare
-from rabo.submodel import CoveredMean, ElementMask, cut
+from rabo.covering import CoveredMean
+from rabo.submodel import ElementMask, cut
 
 X = {"w": torch.arange(24.0).reshape(4, 3, 2), "b": torch.arange(4.0)}
 Y = {"v": torch.arange(15.0).reshape(5, 3)}

@@ -2,8 +2,10 @@
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
+from rabo.clients import Client, OnDemand
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
+from rabo.federation import Federation, Result, Round
 from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
@@ -27,7 +29,7 @@ from rabo.masks import (
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
 from rabo.runtimes import Privacy, Tolerance
-from rabo.solve import Client, Federation, OnDemand, Result, Round, solve
+from rabo.solve import solve
 
 __version__ = "0.1.0"
 

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rabo.submodel import Covered, CoveredMean, Part
+from rabo.covering import Covered, CoveredMean
+from rabo.submodel import Part
 from rabo.tree import Params
 
 

@@ -14,12 +14,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rabo.algorithms import ALGORITHMS
+from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
+from rabo.federation import Result, Round
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
-from rabo.solve import Result, Round
 from rabo.tasks import TASKS, Task
 from rabo.terminal import console, guarded
 from rabo.theory import run_theory
@@ -36,26 +36,14 @@ app.add_typer(run_app, name="run")
 compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=True)
 app.add_typer(compare_app, name="compare")
 app.command("algorithms")(list_algorithms)
+app.command()(bench)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app
 
     app.add_typer(flower_app, name="flower")
 
 
-def make_experiment(
-    task: str,
-    task_options: dict[str, Any],
-    algorithm: Annotated[str, typer.Option(help=", ".join(ALGORITHMS))] = "rabo",
-    clients: Annotated[int, typer.Option(help="number of clients")] = 10,
-    rounds: Annotated[int, typer.Option(help="number of rounds Q")] = 100,
-    capacities: Annotated[
-        str | None,
-        typer.Option(
-            help="what clients have, dealt in turn: width fractions (1,1/2,1/4) or budgets "
-            "(memory:64MB, multiply-adds:2G, traffic:1MB per round); by default 1, and 1/2 in "
-            "loss-tuning"
-        ),
-    ] = None,
+def algorithm_options(
     policy: Annotated[
         str | None, typer.Option(help=f"which channels a client trains: {', '.join(POLICIES)}")
     ] = None,
@@ -74,44 +62,10 @@ def make_experiment(
         list[str] | None,
         typer.Option(help="any other option of the algorithm, as NAME=VALUE (num_terms=5)"),
     ] = None,
-    participation: Annotated[float, typer.Option(help="fraction of clients per round")] = 1.0,
-    seed: Annotated[int, typer.Option(help="seed of data, model and draws")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    runtime: Annotated[
-        str,
-        typer.Option(
-            help="plain (one client after the other), recorded (work is recorded and replayed), "
-            "or auto (recorded on a GPU)"
-        ),
-    ] = "auto",
-    evaluate_every: Annotated[int | None, typer.Option(help="rounds between evaluations")] = None,
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(help="rounds between checkpoints; by default as often as costs 5 % of time"),
-    ] = None,
-    on_fault: Annotated[
-        str, typer.Option(help="what a client's failure does: raise, or drop (the round goes on)")
-    ] = "raise",
-    min_replies: Annotated[
-        int, typer.Option(help="replies an exchange must have, or its round is given up")
-    ] = 1,
-    max_norm: Annotated[
-        float | None, typer.Option(help="largest norm of a reply that is used")
-    ] = None,
-    aggregate: Annotated[
-        str, typer.Option(help="mean, median or trimmed, per entry over the clients that hold it")
-    ] = "mean",
-    trim: Annotated[float, typer.Option(help="share that is trimmed from each end")] = 0.1,
-    clip: Annotated[
-        float | None, typer.Option(help="norm to which clients shrink what they send")
-    ] = None,
-    noise_multiplier: Annotated[
-        float, typer.Option(help="deviation of the noise clients add, over --clip")
-    ] = 0.0,
-) -> Experiment:
-    """Its parameters are the options of `rabo run` and `rabo compare`, on any task."""
+) -> dict[str, Any]:
+    """Return what was given of the options that most algorithms have."""
     given = {
-        **dict(map(parse_option, option or [])),
+        **dict(map(_parse_option, option or [])),
         "policy": policy,
         "hypergradient": hypergradient,
         "hessian": hessian,
@@ -121,28 +75,7 @@ def make_experiment(
         "levels": levels,
         "num_inner_steps": inner_steps,
     }
-    return Experiment(
-        task=task,
-        task_options=task_options,
-        algorithm=algorithm,
-        algorithm_options={name: value for name, value in given.items() if value is not None},
-        clients=clients,
-        capacities=capacities,
-        rounds=rounds,
-        participation=participation,
-        seed=seed,
-        device=device,
-        runtime=runtime,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        on_fault=on_fault,
-        min_replies=min_replies,
-        max_norm=max_norm,
-        aggregate=aggregate,
-        trim=trim,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-    )
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def run_task(
@@ -180,6 +113,13 @@ def _how_to_resume(folder: Path) -> str:
 
 def _say(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
+    try:
+        return parse_option(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _number(name: str, text: str) -> float:
@@ -251,40 +191,55 @@ def _print_result(result: Result, folder: Path) -> None:
 
 
 def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:
-    """Make `rabo run NAME` or `rabo compare NAME`, with the fields of the task as options too."""
-    hints = get_type_hints(kind, include_extras=True)
-    own = []
-    for option in fields(kind):  # type: ignore[arg-type]
-        plain, text = get_args(hints[option.name])[:2]
-        default = option.default if option.default is not MISSING else ...
-        annotation = Annotated[plain, typer.Option(help=text)]
-        own.append(
-            inspect.Parameter(
-                option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
-        )
-    of_action = _options_of(action, "experiment")
+    """Make `rabo run NAME` or `rabo compare NAME`, with the options of all that take part."""
+    of_action = _parameters_of(action, "experiment")
     replaced = "algorithm" if any(p.name == "algorithms" for p in of_action) else ""
-    common = _options_of(make_experiment, "task", "task_options", replaced)
+    of_run = _fields_of(Experiment, "task", "task_options", "algorithm_options", replaced)
+    of_algorithm, of_task = _parameters_of(algorithm_options), _fields_of(kind)
 
     def command(**options: Any) -> None:
-        task_options = {p.name: options.pop(p.name) for p in own}
-        rest = {p.name: options.pop(p.name) for p in of_action}
-        action(make_experiment(name, task_options, **options), **rest)
+        def given(parameters: list[inspect.Parameter]) -> dict[str, Any]:
+            return {p.name: options[p.name] for p in parameters}
 
-    shown = [*of_action, *common, *own]
+        experiment = Experiment(
+            task=name,
+            task_options=given(of_task),
+            algorithm_options=algorithm_options(**given(of_algorithm)),
+            **given(of_run),
+        )
+        action(experiment, **given(of_action))
+
+    shown = [*of_action, *of_run, *of_algorithm, *of_task]
     command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in shown}
     command.__doc__ = kind.__doc__
     return command
 
 
-def _options_of(function: Callable[..., Any], *without: str) -> list[inspect.Parameter]:
+def _fields_of(kind: Any, *without: str) -> list[inspect.Parameter]:
+    """Turn the fields of a dataclass, Annotated with what they mean, into options."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for option in fields(kind):
+        if option.name in without:
+            continue
+        plain, text = get_args(hints[option.name])[:2]
+        annotation = Annotated[plain, typer.Option(help=text)]
+        default = option.default if option.default is not MISSING else ...
+        found.append(_parameter(option.name, default, annotation))
+    return found
+
+
+def _parameters_of(function: Callable[..., Any], *without: str) -> list[inspect.Parameter]:
+    parameters = inspect.signature(function).parameters.values()
     return [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in without
+        _parameter(p.name, p.default, p.annotation) for p in parameters if p.name not in without
     ]
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 for _name, _kind in TASKS.items():

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
@@ -14,8 +13,8 @@ from typing import Any, NamedTuple
 
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
-from rabo.experiment import Experiment, parse_option, run
-from rabo.solve import Round
+from rabo.experiment import Experiment, parse_option, resume, run
+from rabo.federation import Round
 from rabo.tasks import Setup
 from rabo.theory.plots import COLOURS, figure_class, label, new_figure, save
 
@@ -118,8 +117,8 @@ def compare(
         finished = is_finished(where)
         on_start(entry, experiment.seed, setup.headline, finished)
         if not finished:
-            shutil.rmtree(where, ignore_errors=True)  # a run cannot be taken up in the middle
-            run(experiment, where, on_round)
+            begun = (where / "config.json").exists()
+            (resume if begun else run)(experiment, where, on_round)
     outcome = weigh(comparison, out, setup, baseline, target)
     outcome.write(out)
     return outcome

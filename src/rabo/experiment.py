@@ -6,47 +6,62 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.checkpoint import Checkpoints
+from rabo.clients import Client
 from rabo.errors import lookup
-from rabo.export import save_tensors
+from rabo.federation import Federation, Result, Round, result_of
 from rabo.masks import Importance
 from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, check_capacity
 from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
-from rabo.solve import Client, Federation, Result, Round, make_algorithm, result_of
+from rabo.solve import make_algorithm
 from rabo.tasks import TASKS, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """All choices of a run, as they are written to config.json."""
+    """All choices of a run, as they are written to config.json; options of `rabo run` too."""
 
     task: str
     task_options: Mapping[str, Any] = field(default_factory=dict)
-    algorithm: str = "rabo"
+    algorithm: Annotated[str, ", ".join(ALGORITHMS)] = "rabo"
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
-    clients: int = 10
-    capacities: str | None = None  # None: what the task suggests
-    rounds: int = 100
-    participation: float = 1.0
-    seed: int = 0
-    device: str = "auto"
-    runtime: str = "auto"  # plain, recorded, or what suits the device
-    evaluate_every: int | None = None
-    checkpoint_every: int | None = None  # None: while writing takes 5 % of the time at most
-    on_fault: str = "raise"  # or drop: the round goes on without the client
-    min_replies: int = 1
-    max_norm: float | None = None
-    aggregate: str = "mean"  # or median, trimmed
-    trim: float = 0.1
-    clip: float | None = None
-    noise_multiplier: float = 0.0
+    clients: Annotated[int, "number of clients"] = 10
+    capacities: Annotated[
+        str | None,
+        "what clients have, dealt in turn: width fractions (1,1/2,1/4) or budgets (memory:64MB, "
+        "multiply-adds:2G, traffic:1MB per round); by default 1, and 1/2 in loss-tuning",
+    ] = None
+    rounds: Annotated[int, "number of rounds Q"] = 100
+    participation: Annotated[float, "fraction of clients per round"] = 1.0
+    seed: Annotated[int, "seed of data, model and draws"] = 0
+    device: Annotated[str, "auto, cpu or cuda"] = "auto"
+    runtime: Annotated[
+        str,
+        "plain (one client after the other), recorded (work is recorded and replayed), or auto "
+        "(recorded on a GPU)",
+    ] = "auto"
+    evaluate_every: Annotated[int | None, "rounds between evaluations"] = None
+    checkpoint_every: Annotated[
+        int | None, "rounds between checkpoints; by default as often as costs 5 % of time"
+    ] = None
+    on_fault: Annotated[str, "what a client's failure does: raise, or drop (the round goes on)"] = (
+        "raise"
+    )
+    min_replies: Annotated[int, "replies an exchange must have, or its round is given up"] = 1
+    max_norm: Annotated[float | None, "largest norm of a reply that is used"] = None
+    aggregate: Annotated[
+        str, "mean, median or trimmed, per entry over the clients that hold it"
+    ] = "mean"
+    trim: Annotated[float, "share that is trimmed from each end"] = 0.1
+    clip: Annotated[float | None, "norm to which clients shrink what they send"] = None
+    noise_multiplier: Annotated[float, "deviation of the noise clients add, over --clip"] = 0.0
 
     def config(self) -> dict[str, Any]:
         """Return all choices as JSON has them; objects have names there."""
@@ -207,7 +222,9 @@ def _drive(
             on_round(done)
         if setup.finish:
             setup.finish(federation.state, federation.ledger, folder.path)
-        export(federation, setup, experiment, folder.path)
+        about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
+        levels = setup.export and setup.export(federation.state, federation.ledger)
+        result_of(federation, folder.history).export(folder.path, levels, about)
         status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -217,18 +234,6 @@ def _drive(
         result = result_of(federation, folder.history)
         folder.close_with(result, setup.headline, status)
     return result
-
-
-def export(federation: Federation, setup: Setup, experiment: Experiment, out: Path) -> None:
-    """Write what was trained as DIR/x.safetensors and DIR/y.safetensors."""
-    state, ledger = federation.state, federation.ledger
-    if setup.export:
-        levels = setup.export(state, ledger)
-    else:
-        levels = {name: ledger.ever_trained(name, getattr(state, name)) for name in ("x", "y")}
-    about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
-    for name, tensors in levels.items():
-        save_tensors(out / f"{name}.safetensors", tensors, about)
 
 
 def parse_option(text: str) -> tuple[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rabo.covering import Holders, kept_fractions
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Cut, Holders, Part, kept_fractions, level_of
+from rabo.submodel import Cut, Part, level_of
 from rabo.tree import Params
 
 Level = Literal["x", "y"]

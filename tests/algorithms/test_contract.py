@@ -8,13 +8,13 @@ import torch
 import rabo
 from problems import episodic_problem
 from rabo.algorithms import ALGORITHMS, Cohort, State
+from rabo.federation import CALIBRATION
 from rabo.ledger import Ledger
 from rabo.masks import Full
 from rabo.metering import Meter
 from rabo.runtimes import InProcess
 from rabo.runtimes.base import perform
 from rabo.seeding import stream
-from rabo.solve import CALIBRATION
 from rabo.submodel import ElementMask, level_of
 from rabo.tasks.quadratic import random_quadratic
 from rabo.tree import is_finite

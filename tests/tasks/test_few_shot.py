@@ -152,15 +152,15 @@ def test_missing_data_names_the_folder_and_what_to_do(tmp_path):
 
 
 def test_validation_alphabets_are_training_alphabets():
-    test = FewShotTask(**SMALL)._load(0)
-    held = FewShotTask(**SMALL, held_out="validation")._load(0)
+    test = FewShotTask(**SMALL)._load()
+    held = FewShotTask(**SMALL, held_out="validation")._load()
     assert set(held.test.alphabets) < set(test.train.alphabets)
     assert not set(held.test.alphabets) & set(held.train.alphabets)
 
 
 def test_dirichlet_clients_hold_few_alphabets():
     task = FewShotTask(**SMALL, split="dirichlet", concentration=0.1)
-    train, _ = task._load(0)
+    train, _ = task._load()
     shards = task._shards(train, 5, 0)
     assert sorted(torch.cat(list(shards)).tolist()) == list(range(len(train)))
     assert all(len(s) >= task.ways for s in shards)

@@ -6,8 +6,8 @@ from rabo.algorithms.base import State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import fresh_batch, inner_slope_at, minus, outer_slope_at
+from rabo.covering import Covered
 from rabo.runtimes.base import Local, Reply, Task, answers
-from rabo.submodel import Covered
 from rabo.tree import Params
 
 

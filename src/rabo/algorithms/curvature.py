@@ -1,6 +1,7 @@
 """An exchange that measures how curved the clients' inner problems are."""
 
 from rabo.algorithms.base import Cuts, State, spread
+from rabo.algorithms.exchanges import Exchanges
 from rabo.curvature import lanczos
 from rabo.hypergradients.linearisation import Difference, View, check_loss
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
@@ -10,14 +11,9 @@ NUM_PRODUCTS = 10
 
 def largest_curvature(state: State, cuts: Cuts, runtime: Runtime, seed: int) -> float:
     """Return l_{g,1}: the largest that counts of those who answer, zero if nobody does."""
-    x, y = cuts.extract("x", state.x), cuts.extract("y", state.y)
-    tasks = (
-        (client, Task(seed, state.round, cut, {"x": x(client), "y": y(client)}))
-        for client, cut in cuts.items()
-    )
-    found = [
-        reply.scalars["largest_curvature"] for _, reply in runtime.map(measure_curvature, tasks)
-    ]
+    ask = Exchanges(state, cuts, runtime, seed)
+    replies = ask.ask(measure_curvature, ask.parts_of({"x": state.x, "y": state.y}))
+    found = [reply.scalars["largest_curvature"] for _, reply in replies]
     return cuts.aggregate.largest(found) if found else 0.0
 
 

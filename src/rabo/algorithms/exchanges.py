@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rabo.algorithms.base import Cuts, State
+from rabo.covering import Covered
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Covered, level_of
+from rabo.submodel import level_of
 from rabo.tree import Params
 
 NO_SCALARS: Mapping[str, float] = {}
@@ -43,6 +44,12 @@ class Exchanges:
             yield client, reply
         self.present -= missing
 
+    def parts_of(self, vectors: Mapping[str, Params]) -> Iterator[tuple[int, Mapping[str, Params]]]:
+        """Yield what every client that is still there holds of the same vectors."""
+        parts = {name: self.cuts.extract(level_of(name), full) for name, full in vectors.items()}
+        for client in sorted(self.present):
+            yield client, {name: part_of(client) for name, part_of in parts.items()}
+
     def mean(
         self,
         work: Work,
@@ -53,12 +60,7 @@ class Exchanges:
     ) -> list[Covered]:
         """Send all clients their parts of the same vectors; average what they reply, by name."""
         means = {n: self.cuts.aggregate.begin(self._like[level_of(n)]) for n in names}
-        parts = {name: self.cuts.extract(level_of(name), full) for name, full in vectors.items()}
-        tasks = (
-            (client, {name: part_of(client) for name, part_of in parts.items()})
-            for client in sorted(self.present)
-        )
-        for client, reply in self.ask(work, tasks, scalars, num_steps):
+        for client, reply in self.ask(work, self.parts_of(vectors), scalars, num_steps):
             for name, mean in means.items():
                 mean.add(getattr(self.cuts[client], level_of(name)), reply.arrays[name])
         return list(means.values())

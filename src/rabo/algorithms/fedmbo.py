@@ -12,13 +12,13 @@ from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
+from rabo.covering import Covered
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
 from rabo.masks import Full, MaskPolicy
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
-from rabo.submodel import Covered
 from rabo.tree import Params
 
 
@@ -71,12 +71,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         state, L = self.with_step_sizes(state, cuts, runtime)
         ask = Exchanges(state, cuts, runtime, self.seed)
         private = state.scalars["copies"] > 1
-        if private:
-            here, beta = {"x": state.x, "y": state.y}, {"beta": state.scalars["beta"]}
-            [moved] = ask.mean(self.update_inner, here, "y", scalars=beta)
-            state = replace(state, y=moved.step(state.y, 1.0))
-        else:
-            state = self._descend_inner(state, ask)
+        state = (self.train_inner if private else self._descend_inner)(state, ask)
         if state.round >= self.warm_up:
             slope = (self._private if private else self._relayed)(state, ask, L)
             state = self.move_outer(state, slope, self.alpha)

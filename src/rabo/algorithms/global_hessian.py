@@ -1,21 +1,20 @@
 """One linear system over all clients: Σ_i ∇²_yy g_i·v = Σ_i ∇_y f_i (erratum 6)."""
 
-from collections.abc import Iterator, Mapping
 from typing import cast
 
 from torch import Tensor
 
-from rabo.algorithms.base import Cuts, State
+from rabo.algorithms.base import State
+from rabo.algorithms.exchanges import Exchanges
+from rabo.covering import Covered
 from rabo.hypergradients.linearisation import (
     Exact,
     HypergradientEstimator,
     ImplicitEstimator,
     Linearisation,
 )
-from rabo.runtimes.base import Local, Reply, Runtime, Task, Work, answers
+from rabo.runtimes.base import Local, Reply, Task, Work, answers
 from rabo.tree import Params, as_tree, flatten, leaves
-
-NO_SCALARS: Mapping[str, float] = {}
 
 
 class GlobalHessian:
@@ -28,29 +27,22 @@ class GlobalHessian:
     """
 
     hypergradient: HypergradientEstimator
-    seed: int
 
-    def solve_globally(
-        self, state: State, cuts: Cuts, present: set[int], runtime: Runtime
-    ) -> Iterator[tuple[int, Reply]]:
-        """Yield ∇_x f_i − ∇²_xy g_i·v of every client that answers all exchanges."""
+    def solve_globally(self, state: State, ask: Exchanges) -> Covered:
+        """Return the mean of ∇_x f_i − ∇²_xy g_i·v over the clients that answer all exchanges."""
 
         def exchange(work: Work, name: str, vector: Params) -> Tensor:
-            total, answered = cuts.aggregate.begin(state.y), set()
-            for client, reply in runtime.map(work, self._ask(state, cuts, present, name, vector)):
-                total.add(cuts[client].y, reply.arrays["slope"])
-                answered.add(client)
-            present.intersection_update(answered)
+            [total] = ask.mean(work, {name: vector}, "slope")
             return flatten(leaves(total.sum()))
 
         def product(p: Tensor) -> Tensor:
             return exchange(self.hessian_product, "v", as_tree(p, state.y))
 
-        rhs = exchange(self.outer_slope, "y", state.y)
-        solution = self._implicit.solve(product, rhs)
-        v = as_tree(solution.v, state.y)
+        solution = self._implicit.solve(product, exchange(self.outer_slope, "y", state.y))
         found = {"residual": float(solution.residual)}
-        yield from runtime.map(self.pull_back, self._ask(state, cuts, present, "v", v, found))
+        v = as_tree(solution.v, state.y)
+        [slope] = ask.mean(self.pull_back, {"v": v}, "x", scalars=found)
+        return slope
 
     @property
     def _implicit(self) -> ImplicitEstimator:
@@ -86,20 +78,6 @@ class GlobalHessian:
                 system.build()  # now, so that every product that follows costs the same
             local.cache["system"] = system
         return local.cache["system"]
-
-    def _ask(
-        self,
-        state: State,
-        cuts: Cuts,
-        clients: set[int],
-        name: str,
-        vector: Params,
-        scalars: Mapping[str, float] = NO_SCALARS,
-    ) -> Iterator[tuple[int, Task]]:
-        part_of = cuts.extract("y", vector)
-        for client in sorted(clients):
-            arrays = {name: part_of(client)}
-            yield client, Task(self.seed, state.round, cuts[client], arrays, scalars)
 
 
 def _reply(flat: Tensor, local: Local) -> Reply:

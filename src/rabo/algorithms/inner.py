@@ -1,7 +1,7 @@
 """Lines 4-20 of Algorithm 1: local steps on y, and the mean over the clients that held an entry."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -9,6 +9,7 @@ import torch
 
 from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
+from rabo.algorithms.exchanges import Exchanges
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
@@ -106,20 +107,11 @@ class InnerLevel(Calibrated):
         if self.num_inner_steps < 1:
             raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
 
-    def train_inner(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, set[int]]:
-        """Lines 6-20: y_{q+1}, and the clients that took part."""
-        state = self.with_beta(state, cuts, runtime)
-        moved, answered = cuts.aggregate.begin(state.y), set()
-        for client, reply in runtime.map(self.update_inner, self._inner_tasks(state, cuts)):
-            moved.add(cuts[client].y, reply.arrays["y"])  # lines 6-10
-            answered.add(client)
-        return replace(state, y=moved.step(state.y, 1.0)), answered  # lines 12-20
-
-    def _inner_tasks(self, state: State, cuts: Cuts) -> Iterator[tuple[int, Task]]:
-        beta = {"beta": state.scalars["beta"]}
-        x, y = cuts.extract("x", state.x), cuts.extract("y", state.y)
-        for client, cut in cuts.items():
-            yield client, Task(self.seed, state.round, cut, {"x": x(client), "y": y(client)}, beta)
+    def train_inner(self, state: State, ask: Exchanges) -> State:
+        """Lines 6-20, one exchange: y_{q+1}."""
+        here, beta = {"x": state.x, "y": state.y}, {"beta": state.scalars["beta"]}
+        [moved] = ask.mean(self.update_inner, here, "y", scalars=beta)  # lines 6-10
+        return replace(state, y=moved.step(state.y, 1.0))  # lines 12-20
 
     @answers("y")
     def update_inner(self, task: Task, local: Local) -> Reply:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from rabo.algorithms.base import State
 from rabo.algorithms.inner import Calibrated
 from rabo.algorithms.steps import Descent, OuterStep
-from rabo.submodel import Covered
+from rabo.covering import Covered
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
 """Resource-adaptive distributed bilevel optimisation (Algorithm 1)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
@@ -50,11 +50,14 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         """One global iteration q (Algorithm 1, lines 3-33)."""
         cuts = Cuts(self.policy, state, cohort, self.seed)  # lines 4-5
-        state, answered = self.train_inner(state, cuts, runtime)  # lines 6-20
+        state = self.with_beta(state, cuts, runtime)
+        ask = Exchanges(state, cuts, runtime, self.seed)
+        state = self.train_inner(state, ask)  # lines 6-20
         if state.round >= self.warm_up:
-            slope = cuts.aggregate.begin(state.x)
-            for client, reply in self._hypergradients(state, cuts, answered, runtime):
-                slope.add(cuts[client].x, reply.arrays["x"])  # lines 21-24
+            if self.hessian == "global":
+                slope = self.solve_globally(state, ask)
+            else:
+                [slope] = ask.mean(self.estimate_outer, {"y": state.y}, "x")  # lines 21-24
             state = self.move_outer(state, slope, self.alpha)  # lines 25-33
         return replace(state, round=state.round + 1)
 
@@ -62,19 +65,6 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         if state.round < self.warm_up:
             return 1
         return 3 + self._implicit.num_products if self.hessian == "global" else 2
-
-    def _hypergradients(
-        self, state: State, cuts: Cuts, answered: set[int], runtime: Runtime
-    ) -> Iterator[tuple[int, Reply]]:
-        """Ask the clients that hold x_q."""
-        if self.hessian == "global":
-            return self.solve_globally(state, cuts, answered, runtime)
-        y = cuts.extract("y", state.y)
-        tasks = (
-            (client, Task(self.seed, state.round, cuts[client], {"y": y(client)}))
-            for client in sorted(answered)
-        )
-        return runtime.map(self.estimate_outer, tasks)
 
     @answers("x", scalars=("residual",))
     def estimate_outer(self, task: Task, local: Local) -> Reply:

@@ -1,9 +1,10 @@
 """SimFBO, robust to clients of unequal numbers of local steps (ShroFBO)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rabo.algorithms.simfbo import SimFBO
+from rabo.algorithms.simultaneous import Triple
+from rabo.runtimes.base import Local, Reply, Task, answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,4 +16,12 @@ class ShroFBO(SimFBO):
     those of SimFBO.
     """
 
-    normalised: ClassVar[bool] = True
+    def size_of_sums(self, clients: set[int]) -> float:
+        """ρ = Σ p̃_i‖a_i‖_1, by which means get the size of sums back."""
+        return sum(map(self.num_steps, clients)) / max(1, len(clients))
+
+    @answers(*Triple._fields)
+    def take_steps(self, task: Task, local: Local) -> Reply:
+        """On the client: the steps of SimFBO, then q_i/τ_i."""
+        sums = super().take_steps(task, local).arrays.items()
+        return Reply({n: {k: t / task.num_steps for k, t in q.items()} for n, q in sums})

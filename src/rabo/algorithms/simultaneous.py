@@ -10,11 +10,11 @@ from rabo.algorithms.base import State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import minus
+from rabo.covering import Covered
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.masks import Full, MaskPolicy
 from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, answers
-from rabo.submodel import Covered
 from rabo.tree import Params, as_tree, flatten, leaves
 
 
@@ -46,7 +46,6 @@ class Simultaneous(OuterLevel):
     policy: MaskPolicy = field(default_factory=Full)  # as published
 
     needs_one_y: ClassVar[bool] = True
-    normalised: ClassVar[bool] = False  # whether clients send means in place of sums
 
     def init(self, problem: BilevelProblem) -> State:
         state = super().init(problem)
@@ -68,16 +67,14 @@ class Simultaneous(OuterLevel):
 
     @answers(*Triple._fields)
     def take_steps(self, task: Task, local: Local) -> Reply:
-        """On the client: τ_i steps, then q_i = Σ_k (slope of step k), over τ_i if normalised."""
+        """On the client: τ_i steps, then q_i = Σ_k (slope of step k)."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))
         total = at.minus(at, 1.0, 1.0)
         for k in range(task.num_steps):
             step = directions(local.problem, at, local.draw(task, k))
             at = at.minus(step, task.scalars["alpha"], task.scalars["beta"])
             total = total.minus(step, -1.0, -1.0)
-        weight = task.num_steps if self.normalised else 1
-        sums = total._asdict().items()
-        return Reply({name: {k: t / weight for k, t in q.items()} for name, q in sums})
+        return Reply(total._asdict())
 
     def move(self, state: State, slopes: list[Covered], scale: float) -> State:
         """Step on x, y and v with sizes scale·(α, β, β)."""

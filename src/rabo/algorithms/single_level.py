@@ -1,13 +1,14 @@
 """Local SGD on one loss, on submodels: what all single-level algorithms share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
 from rabo.algorithms.base import Cohort, Cuts, State, spread
+from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.problem import Batch, BilevelProblem
@@ -55,22 +56,16 @@ class SingleLevel(InnerLevel, ABC):
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)
-        moved = {level: cuts.aggregate.begin(getattr(state, level)) for level in self.trained}
-        for client, reply in runtime.map(self.descend, self._tasks(state, cuts)):
-            for level, mean in moved.items():
-                mean.add(getattr(cuts[client], level), reply.arrays[level])
-        trained: Any = {level: m.step(getattr(state, level), 1.0) for level, m in moved.items()}
+        sent = {level: getattr(state, level) for level in self.needed}
+        beta = {"beta": state.scalars["beta"]}
+        ask = Exchanges(state, cuts, runtime, self.seed)
+        moved = ask.mean(self.descend, sent, *self.trained, scalars=beta)
+        pairs = zip(self.trained, moved, strict=True)
+        trained: Any = {level: mean.step(getattr(state, level), 1.0) for level, mean in pairs}
         return replace(state, round=state.round + 1, **trained)
 
     def num_exchanges(self, state: State, cohort: Cohort) -> int:
         return 1
-
-    def _tasks(self, state: State, cuts: Cuts) -> Iterator[tuple[int, Task]]:
-        beta = {"beta": state.scalars["beta"]}
-        parts = {level: cuts.extract(level, getattr(state, level)) for level in self.needed}
-        for client, cut in cuts.items():
-            arrays = {level: part_of(client) for level, part_of in parts.items()}
-            yield client, Task(self.seed, state.round, cut, arrays, beta)
 
     @answers(lambda self: self.trained)
     def descend(self, task: Task, local: Local) -> Reply:

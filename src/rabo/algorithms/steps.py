@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rabo.submodel import Covered
+from rabo.covering import Covered
 from rabo.tree import Params
 
 

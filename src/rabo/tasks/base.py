@@ -8,10 +8,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rabo.algorithms import State
+from rabo.clients import Client
+from rabo.federation import Evaluate
 from rabo.ledger import Ledger
 from rabo.problem import BilevelProblem
 from rabo.resources import Resources
-from rabo.solve import Client, Evaluate
 
 
 @dataclass(frozen=True)

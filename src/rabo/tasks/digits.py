@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
+from rabo.clients import Client
 from rabo.ledger import Ledger
 from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
-from rabo.solve import Client
 from rabo.tasks.base import Setup
 
 MIN_ITEMS = 8  # of a client: batch statistics need some on either side

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
+from rabo.clients import Client
 from rabo.data.characters import Characters, Split
 from rabo.data.episodes import Tasks, check_task, sample_tasks
 from rabo.data.glyphs import make_glyphs
@@ -25,7 +26,6 @@ from rabo.models.convolutional import Conv4, ResNet12, side_by_side
 from rabo.problem import Batch, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
-from rabo.solve import Client
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
 from rabo.tasks.base import Setup, equal_steps
 from rabo.tasks.pictures import draw_tasks
@@ -66,7 +66,7 @@ class FewShotTask:
         _choose("held_out", self.held_out, ("test", "validation"))
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
-        train, test = self._load(seed)
+        train, test = self._load()
         train, test = train.to(device), test.to(device)
         shards = self._shards(train, len(capacities), seed)
         for shard in shards:
@@ -131,7 +131,7 @@ class FewShotTask:
         )
         return Batch((t.support, t.support_labels), (t.query, t.query_labels))
 
-    def _load(self, seed: int) -> Split:
+    def _load(self) -> Split:
         if self.dataset == "glyphs":
             data = make_glyphs(0)
         else:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from rabo.algorithms import Adam, Cosine, State
+from rabo.clients import Client
 from rabo.data.cifar10 import load_cifar10
 from rabo.data.digits import load_digits
 from rabo.data.images import Images
@@ -28,7 +29,6 @@ from rabo.models.convolutional import ResNet18, norm
 from rabo.problem import Batch, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
-from rabo.solve import Client
 from rabo.tasks.base import Setup, equal_steps
 from rabo.tree import Params
 

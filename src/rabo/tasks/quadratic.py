@@ -13,11 +13,11 @@ from torch import Generator, Tensor
 
 from rabo.algorithms import State
 from rabo.channels import Channels, declare
+from rabo.clients import Client
 from rabo.ledger import Ledger
 from rabo.problem import Batch
 from rabo.resources import Resources
 from rabo.seeding import stream
-from rabo.solve import Client
 from rabo.submodel import Cut, ElementMask
 from rabo.tasks.base import Setup
 from rabo.tree import Params

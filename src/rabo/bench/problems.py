@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rabo import Batch, BilevelProblem, Problem
+from rabo.curvature import lanczos
+from rabo.hypergradients.linearisation import Exact, View
 from rabo.models.convolutional import Conv4
+from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.tree import Params
 
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
@@ -29,9 +31,12 @@ class Case(NamedTuple):
     y: Params
     inner: Loss  # g, without the library
     outer: Loss  # f, without the library
+    step: float = 0.0  # 1/l_{g,1}, for methods that take steps
 
 
-def logistic(num_weights: int = 2000, dtype: torch.dtype = torch.float32) -> Case:
+def logistic(
+    num_weights: int = 2000, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Case:
     """Problem A: x_j is the log-weight of the penalty on y_j in a logistic regression.
 
     g = mean log(1 + exp(−b·⟨a, y⟩)) + ½ Σ_j exp(x_j) y_j², f = the same mean on validation data.
@@ -44,7 +49,8 @@ def logistic(num_weights: int = 2000, dtype: torch.dtype = torch.float32) -> Cas
     for _ in range(2):
         rows = torch.randn(num_rows, num_weights, generator=generator)
         noise = torch.randn(num_rows, generator=generator)
-        parts.append((rows.to(dtype), torch.sign(rows @ truth + noise).to(dtype)))
+        signs = torch.sign(rows @ truth + noise)
+        parts.append((rows.to(device, dtype), signs.to(device, dtype)))
     training, validation = parts
     x = 0.3 * torch.randn(num_weights, generator=generator) - 4.35
 
@@ -58,8 +64,8 @@ def logistic(num_weights: int = 2000, dtype: torch.dtype = torch.float32) -> Cas
     problem = Problem(
         inner=lambda x, y, data: loss(y["w"], data) + penalty(x["log"], y["w"]),
         outer=lambda x, y, data: loss(y["w"], data),
-        x={"log": x.to(dtype)},
-        y={"w": torch.zeros(num_weights, dtype=dtype)},
+        x={"log": x.to(device, dtype)},
+        y={"w": torch.zeros(num_weights, dtype=dtype, device=device)},
     )
     own = problem.on(inner=training, outer=validation)
     return _at_optimum(
@@ -74,24 +80,27 @@ def logistic(num_weights: int = 2000, dtype: torch.dtype = torch.float32) -> Cas
     )
 
 
-def few_shot(penalty: float = 0.14, dtype: torch.dtype = torch.float32) -> Case:
+def few_shot(
+    channels: int = 64, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Case:
     """Problem B: x is a Conv4 backbone, y a linear head fitted to 5 images of each of 5 classes.
 
     g = cross-entropy on the support images + ½ penalty ‖y‖², f = cross-entropy on 15 queries per
     class. Images are random, so that nothing need be downloaded; ∇²_yy g has condition 86.
     """
-    generator, num_ways = torch.Generator().manual_seed(0), 5
+    generator, num_ways, penalty = torch.Generator().manual_seed(0), 5, 0.14
     classes = torch.randn(num_ways, 1, 28, 28, generator=generator)
 
     def episode(num_shots: int) -> tuple[Tensor, Tensor]:
         labels = torch.arange(num_ways).repeat(num_shots)
         noise = torch.randn(len(labels), 1, 28, 28, generator=generator)
-        return (classes[labels] + noise).to(dtype), labels
+        return (classes[labels] + noise).to(device, dtype), labels.to(device)
 
     support, query = episode(5), episode(15)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        backbone, head = Conv4(64).to(dtype), nn.Linear(64, num_ways).to(dtype)
+        backbone = Conv4(channels).to(device, dtype)
+        head = nn.Linear(channels, num_ways).to(device, dtype)
     names = [name for name, _ in backbone.named_parameters()]
 
     def squares(y: Sequence[Tensor]) -> Tensor:
@@ -141,4 +150,6 @@ def _at_optimum(case: Case) -> Case:
         return loss.item()
 
     search.step(evaluate)
-    return case._replace(y={name: value.detach() for name, value in y.items()})
+    found = {name: value.detach() for name, value in y.items()}
+    view = View(problem, case.x, found, case.batch)
+    return case._replace(y=found, step=float(1 / lanczos(Exact(view).product, view.y, 10).largest))

@@ -1,0 +1,39 @@
+"""Clients' work as it comes against work that is recorded once and replayed."""
+
+from rabo.bench.machine import Machine
+from rabo.bench.report import Finding, Target
+from rabo.bench.rounds import CAPACITIES, few_shot
+from rabo.bench.timing import Setting, interleave, milliseconds, ratio
+from rabo.bench.trial import trial_of
+from rabo.tree import leaves
+
+ON_A_CPU = "on a CPU a recording is only work that is run again: the ratio says what that costs"
+
+
+def measure(setting: Setting, machine: Machine) -> Finding:
+    """Time the same rounds on both runtimes in turn; they must reach the same x."""
+    rows, targets = [], []
+    for algorithm, capacities in (("rabo", CAPACITIES), ("fedmbo", "1")):
+        trials = {
+            name: trial_of(
+                few_shot(setting, algorithm=algorithm, capacities=capacities, runtime=name)
+            )
+            for name in ("plain", "recorded")
+        }
+        # the third round is the first in which everything is replayed
+        times = interleave({k: t.round for k, t in trials.items()}, setting, 5, warmup=3)
+        x = {name: leaves(trial.state.x) for name, trial in trials.items()}
+        for name in trials:
+            pairs = zip(x[name], x["plain"], strict=True)
+            rows.append(
+                {
+                    "round": f"{algorithm} at {capacities}",
+                    "runtime": name,
+                    "ms": milliseconds(times[name]),
+                    "x plain": ratio(times[name], times["plain"]),
+                    "largest difference in x": max(float((a - b).abs().max()) for a, b in pairs),
+                }
+            )
+        if setting.device != "cpu":
+            targets.append(Target(f"{algorithm}: recorded over plain", rows[-1]["x plain"], 1.0))
+    return Finding(rows, targets, [ON_A_CPU] if setting.device == "cpu" else [])

@@ -1,0 +1,348 @@
+"""Rounds of an algorithm over clients, with their accounts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rabo.aggregation import Aggregate
+from rabo.algorithms import Algorithm, Cohort, State
+from rabo.channels import shapes_of
+from rabo.clients import Client, OnDemand, Problems
+from rabo.errors import ClientError, TooFewRepliesError
+from rabo.export import save_tensors
+from rabo.ledger import LEVELS, Books, Coverage, Entry, Ledger, Level
+from rabo.masks import Full
+from rabo.metering import Cost
+from rabo.resources import Absent, Budget, at_round, check_capacity, width_for
+from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, RollCall, Runtime, Tolerance
+from rabo.seeding import stream
+from rabo.tree import Params
+
+CALIBRATION = "measure_curvature"  # an exchange that is not training
+MOST_PROBES = 20  # rounds in which an exchange of a kind is looked for
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round."""
+
+    round: int
+    metrics: Mapping[str, float]
+    cost: Cost
+    coverage: Mapping[Level, Coverage]
+    present: Mapping[int, float]  # client -> width
+    absent: Mapping[int, str]  # client -> why
+    faults: Sequence[Fault] = ()  # answers that were not used
+    skipped: str = ""  # why the round was given up, if it was
+    entries: Sequence[Any] = field(repr=False, default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "round": self.round,
+            "metrics": dict(self.metrics),
+            "cost": self.cost._asdict(),
+            "coverage": {level: c._asdict() for level, c in self.coverage.items()},
+            "present": {str(client): width for client, width in self.present.items()},
+            "absent": {str(client): why for client, why in self.absent.items()},
+            "faults": [fault._asdict() for fault in self.faults],
+            "skipped": self.skipped,
+        }
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> "Round":
+        """Undo `as_dict`; the entries of single exchanges are not in it."""
+        return cls(
+            line["round"],
+            line["metrics"],
+            Cost(**line["cost"]),
+            {level: Coverage(**line["coverage"][level]) for level in ("x", "y")},
+            {int(client): width for client, width in line["present"].items()},
+            {int(client): why for client, why in line["absent"].items()},
+            [Fault(**fault) for fault in line["faults"]],
+            line["skipped"],
+        )
+
+
+class Snapshot(NamedTuple):
+    """All that a run needs, between two rounds, to go on as if it had not stopped."""
+
+    state: State
+    books: Books
+    full_cost: Cost
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The solution and its price."""
+
+    x: Params
+    y: Params
+    state: State
+    history: Sequence[Round]
+    cost: Cost
+    full_cost: Cost  # of the same rounds with the full model
+    coverage: Mapping[str, float]
+    ledger: Ledger = field(repr=False)
+
+    @property
+    def relative_cost(self) -> dict[str, float]:
+        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside.
+
+        Empty where costs were not compared with the full model's.
+        """
+        if self.full_cost == Cost():
+            return {}
+        phases = self.ledger.by_phase.items()
+        spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
+        names = ("multiply_adds", "bytes_up", "bytes_down")
+        return {n: getattr(spent, n) / max(1, getattr(self.full_cost, n)) for n in names}
+
+    def export(
+        self,
+        folder: str | Path,
+        levels: Mapping[str, Mapping[str, Tensor]] | None = None,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write what was ever trained, or other tensors, as x.safetensors and y.safetensors."""
+        if levels is None:
+            levels = {n: self.ledger.ever_trained(n, getattr(self, n)) for n in LEVELS}
+        for name, tensors in levels.items():
+            save_tensors(Path(folder) / f"{name}.safetensors", tensors, about or {})
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric."""
+        return {name: v for done in self.history for name, v in done.metrics.items()}
+
+
+Evaluate = Callable[[State, Ledger], Mapping[str, float]]
+
+
+class Federation:
+    """Clients, an algorithm and a runtime; iterate over it to run round after round."""
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        algorithm: Algorithm,
+        *,
+        participation: float = 1.0,
+        evaluate: Evaluate | None = None,
+        evaluate_every: int = 1,
+        runtime: Runtime | None = None,
+        compare: bool = True,
+        tolerance: Tolerance | None = None,
+        aggregate: Aggregate | None = None,
+        privacy: Privacy | None = None,
+    ):
+        """Make a federation; to compare costs with the full model's, rounds of it are run here."""
+        if not clients:
+            raise ValueError("there must be at least one client, got an empty list")
+        if not 0 < participation <= 1:
+            raise ValueError(f"participation must lie in (0, 1], got {participation}")
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+        self.clients, self.algorithm = clients, algorithm
+        self.participation, self.evaluate = participation, evaluate
+        self.evaluate_every, self.compare = evaluate_every, compare
+        self.template = clients[0].problem
+        self.channels = self.template.channels
+        self.state = self._start = algorithm.init(self.template)
+        self.tolerance, self.aggregate = tolerance or Tolerance(), aggregate or Aggregate()
+        runtime = runtime or InProcess(Problems(clients))
+        self._roll_call_of = runtime if isinstance(runtime, RollCall) else None
+        if privacy is not None:
+            runtime = Private(runtime, privacy)
+        self._guard = Guarded(runtime, self.state.x, self.state.y, self.tolerance)
+        self.ledger = Ledger(self._guard)
+        self.full_cost = Cost()
+        self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
+        self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
+        has_policy = any(f.name == "policy" for f in fields(algorithm))  # type: ignore[arg-type]
+        self._unpruned = replace(algorithm, policy=Full()) if has_policy else algorithm  # type: ignore[type-var]
+        self._check_clients()
+
+    def run(self, rounds: int) -> Iterator[Round]:
+        """Yield one record per round; the state advances as the iteration does."""
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        last = self.state.round + rounds
+        if self.state.round == 0:
+            self._prepare()
+        while self.state.round < last:
+            yield self._round(last)
+
+    def snapshot(self) -> Snapshot:
+        """Return where the run stands; call it between two rounds."""
+        return Snapshot(self.state, self.ledger.books(), self.full_cost)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a snapshot of the same run."""
+        self.state, self.full_cost = snapshot.state, snapshot.full_cost
+        self.ledger.reopen(snapshot.books, self.state.x, self.state.y)
+
+    def cost_at(self, client: int, width: float) -> Cost:
+        """Return what a round with all its phases costs a client, measurements of l_{g,1} aside."""
+        key = (self.clients[client].problem.shape_key, width)
+        if key not in self._costs:
+            first = getattr(self.algorithm, "warm_up", 0)
+            entries = self._probe(client, width, self.algorithm, first)
+            self._costs[key] = reduce(Cost.plus, (e.cost for e in entries), Cost())
+        return self._costs[key]
+
+    def _probe(
+        self, client: int, width: float, algorithm: Algorithm, round: int
+    ) -> Sequence[Entry]:
+        """Run a round of one client alone, from the start, and return what it cost."""
+        ledger = Ledger(InProcess({client: self.clients[client].problem}))
+        state = replace(self._start, round=round)
+        ledger.begin(state.x, state.y)
+        algorithm.round(state, Cohort(self.channels, {client: width}), ledger)
+        return [entry for entry in ledger.entries if entry.phase != CALIBRATION]
+
+    def _full_cost_of_round(self) -> Cost:
+        """Return what the exchanges of the round under way would have cost with the full model."""
+        spent = [e for e in self.ledger.entries if e.phase != CALIBRATION]
+        return reduce(Cost.plus, map(self._full_cost_of, spent), Cost())
+
+    def _full_cost_of(self, entry: Entry) -> Cost:
+        """Look up the cost of one exchange; rounds differ where an algorithm draws what it does."""
+        shape = self.clients[entry.client].problem.shape_key
+        for round in range(entry.round, entry.round + MOST_PROBES):
+            if (shape, *entry.kind) in self._full_costs:
+                break
+            try:
+                probed = self._probe(entry.client, 1.0, self._unpruned, round)
+            except ClientError:
+                if self.tolerance.on_fault == "raise":
+                    raise
+                return entry.cost  # until it can be tried
+            for found in probed:
+                self._full_costs.setdefault((shape, *found.kind), found.cost)
+        return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
+
+    def _prepare(self) -> None:
+        present, absent = self._roll_call()
+        if not present:
+            fixed = all(isinstance(self.clients[i].capacity, (int, float, Budget)) for i in absent)
+            if fixed and self.participation == 1:
+                why = next(iter(absent.values()))
+                raise ValueError(f"no client can take part in any round: {why}; give them more")
+            return
+        self.ledger.begin(self.state.x, self.state.y)
+        cohort = Cohort(self.channels, present, self.aggregate)
+        with suppress(TooFewRepliesError):  # then it is measured when it is needed
+            self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
+
+    def _round(self, last: int) -> Round:
+        number = self.state.round
+        present, absent = self._roll_call()
+        self.ledger.begin(self.state.x, self.state.y)
+        skipped = self._play(present)
+        coverage = self.ledger.end()
+        if self.compare:
+            self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        scalars = self.ledger.scalars()
+        if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
+            scalars = {**self.evaluate(self.state, self.ledger), **scalars}
+        return Round(
+            number,
+            scalars,
+            self.ledger.round_cost(),
+            coverage,
+            present,
+            absent,
+            self._guard.take_faults(),
+            skipped,
+            tuple(self.ledger.entries),
+        )
+
+    def _play(self, present: Mapping[int, float]) -> str:
+        """Let the algorithm do its round, or say why it was given up and the state stays."""
+        least = self.tolerance.min_replies
+        try:
+            if len(present) < least:
+                raise TooFewRepliesError(f"{len(present)} clients take part, {least} must")
+            cohort = Cohort(self.channels, present, self.aggregate)
+            self.state = self.algorithm.round(self.state, cohort, self.ledger)
+        except TooFewRepliesError as error:
+            self.ledger.void()
+            self.state = replace(self.state, round=self.state.round + 1)
+            return str(error)
+        return ""
+
+    def _roll_call(self) -> tuple[dict[int, float], dict[int, str]]:
+        """Say who takes part in this round and how wide, and who sits it out and why."""
+        round, chosen = self.state.round, list(range(len(self.clients)))
+        if self.participation < 1:
+            generator = stream(self.algorithm.seed, round, "participation")
+            count = max(1, ceil(self.participation * len(chosen)))
+            order = torch.randperm(len(chosen), generator=generator)[:count]
+            chosen = sorted(chosen[i] for i in order.tolist())
+        present: dict[int, float] = {}
+        absent: dict[int, str] = {}
+        for client, width in self._widths(round, chosen).items():
+            if isinstance(width, Absent):
+                absent[client] = width.why
+            else:
+                present[client] = check_capacity(width)
+        return present, absent
+
+    def _widths(self, round: int, chosen: Sequence[int]) -> Mapping[int, float | Absent]:
+        """Return how wide clients are: what they answer, or what fits the resources they have."""
+        if self._roll_call_of is not None:
+            return self._roll_call_of.widths(round, chosen)
+        return {client: self._width_of(client, round) for client in chosen}
+
+    def _width_of(self, client: int, round: int) -> float | Absent:
+        now = at_round(self.clients[client].capacity, round)
+        try:
+            return width_for(now, lambda w: self.cost_at(client, w))
+        except ClientError as error:  # at a trial of what a width costs
+            if self.tolerance.on_fault == "raise":
+                raise
+            return Absent(str(error))
+
+    def _check_clients(self) -> None:
+        shapes = shapes_of(*self.template.start())
+        known = [self.clients[0]] if isinstance(self.clients, OnDemand) else self.clients
+        for i, client in enumerate(known):
+            own = shapes_of(*client.problem.start())
+            if own != shapes:
+                raise ValueError(
+                    "all clients must have parameters of the same shapes, got another problem at "
+                    f"client {i}: {_first_difference(shapes, own)}"
+                )
+        narrow = [i for i, c in enumerate(known) if c.capacity != 1.0]
+        if narrow and not self.channels.units:
+            raise ValueError(
+                f"client {narrow[0]} asks for less than the full model, but nothing of this "
+                "problem can be cut: make x or y a module, or name their axes (axes=)"
+            )
+
+
+def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    name = next(n for n in [*a, *b] if a.get(n) != b.get(n))
+    return f"{name} is {a.get(name)} at client 0 and {b.get(name)} there"
+
+
+def result_of(federation: Federation, history: Sequence[Round]) -> Result:
+    """Collect what a federation has reached."""
+    state, ledger = federation.state, federation.ledger
+    return Result(
+        state.x,
+        state.y,
+        state,
+        history,
+        ledger.total,
+        federation.full_cost,
+        ledger.summary(),
+        ledger,
+    )

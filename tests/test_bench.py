@@ -1,0 +1,141 @@
+"""Every benchmark runs, writes what it promises, and compares things that are equal."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rabo.bench import BENCHMARKS, peers
+from rabo.bench.clients import peak_bytes
+from rabo.bench.hypergradients import contestants, dense, flat, plain
+from rabo.bench.machine import Machine, Traffic
+from rabo.bench.problems import few_shot, logistic
+from rabo.bench.report import Finding, Target, table
+from rabo.bench.timing import Setting, interleave, ratio
+from rabo.cli import app
+
+COLUMNS = {
+    "hypergradients": {"problem", "system", "version", "ms", "x plain", "rabo / it", "error"},
+    "rounds": {"round", "ms", "x rabo at 1", "x fedmbo", "rounds per second"},
+    "runtimes": {"round", "runtime", "ms", "x plain", "largest difference in x"},
+    "clients": {"clients", "ms per client", "peak MB", "x ms per client", "x peak MB"},
+    "memory": {"algorithm", "outer images", "ms", "x RABO's time", "x RABO's peak"},
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path):
+    arguments = ["bench", name, "--quick", "--repeats", "1", "--device", "cpu"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / f"{name}.json").read_text())
+    assert content["benchmark"] == name
+    assert content["setting"]["quick"]
+    assert content["machine"]["Gflop/s of a matrix product"] > 0
+    assert content["machine"]["GB/s of a copy"] > 0
+    for row in content["rows"]:
+        assert row.keys() >= COLUMNS[name]
+        ratios = [v for k, v in row.items() if k.startswith("x ") or k == "rabo / it"]
+        assert all(v > 0 for v in ratios if v is not None)
+    assert all(t["met"] == (t["value"] <= t["limit"]) for t in content["targets"])
+    for target in content["targets"]:
+        assert target["what"] in done.output
+    check = {"hypergradients": same_answers, "runtimes": same_bits, "memory": rafbo_holds_less}
+    check.get(name, lambda rows: None)(content["rows"])
+
+
+def same_answers(rows):
+    """What solves the same system to the same depth has the same error."""
+    for problem in ("A", "B"):
+        errors = {row["system"]: row["error"] for row in rows if row["problem"] == problem}
+        assert errors["rabo ConjugateGradient"] == pytest.approx(errors["plain autograd"], rel=0.1)
+        assert errors["rabo Unrolled"] == pytest.approx(errors["rabo Neumann"], rel=0.1)
+
+
+def same_bits(rows):
+    assert all(row["largest difference in x"] == 0 for row in rows)
+
+
+def rafbo_holds_less(rows):
+    """Differences hold one graph where second derivatives hold it and that of the gradient."""
+    for row in rows:
+        if row["algorithm"] == "RAFBO" and row["outer images"] == 64:
+            assert row["x RABO's peak"] < 0.6
+
+
+def test_an_unknown_benchmark_gives_one_clear_line(tmp_path):
+    done = CliRunner().invoke(app, ["bench", "round", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "Did you mean 'rounds'" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("make", [lambda: logistic(20), lambda: few_shot(4)])
+def test_the_plain_losses_are_those_of_the_problem(make):
+    case = make()
+    x, y = list(case.x.values()), list(case.y.values())
+    for level, loss in (("inner", case.inner), ("outer", case.outer)):
+        part = getattr(case.batch, level)
+        value = getattr(case.problem, level)(case.problem.features(case.x, part), case.y, part)
+        assert loss(x, y) == pytest.approx(float(value), rel=1e-5)
+
+
+def test_the_bar_run_long_gives_the_dense_hypergradient():
+    case = logistic(20, dtype=torch.float64)
+    truth = flat(dense(case.inner, case.outer, list(case.x.values()), list(case.y.values())))
+    found = flat(plain(case, num_iterations=30))
+    assert (found - truth).norm() < 1e-8 * truth.norm()
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_peer_that_is_installed_is_asked_for_the_same_hypergradient(name):
+    peer = peers.PEERS[name]
+    if not peer.version:
+        pytest.skip(f"{peer.package} is not installed")
+    case = logistic(20, dtype=torch.float64)
+    like = "rabo Unrolled" if name == "higher" else "rabo ConjugateGradient"
+    ours, theirs = flat(contestants(case)[like]()), flat(peer.prepare(case)())
+    if name != "Betty":  # whose conjugate gradients take the residual of the step before
+        assert (ours - theirs).norm() < 1e-6 * ours.norm()
+    assert theirs.isfinite().all()
+
+
+def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_made_it():
+    ballast = torch.ones(2**27)  # half a gigabyte
+    command = "from rabo.bench.clients import peak_bytes; print(peak_bytes())"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, check=True)
+    assert 0 < int(done.stdout) < peak_bytes() - ballast.nbytes / 2
+
+
+def test_floors_count_products_and_what_kernels_touch_but_not_views():
+    a, b = torch.ones(30, 20), torch.ones(20, 10)
+    machine = Machine({}, flops=1e3, bandwidth=1e3)
+    floors = machine.floors(lambda: (a.t().t() @ b).add_(1))
+    assert floors["operations floor ms"] == 2 * 30 * 20 * 10
+    with Traffic() as traffic:
+        a.t().reshape(-1)[:5]
+    copied = 2 * 4 * a.numel()  # to reshape a transposed matrix is to copy it
+    assert traffic.num_bytes == copied
+    touched = 4 * (30 * 20 + 20 * 10 + 30 * 10) + 2 * 4 * 30 * 10
+    assert floors["bytes floor ms"] == touched
+
+
+def test_contestants_take_turns_and_each_starts_some():
+    seen = []
+    work = {name: lambda name=name: seen.append(name) for name in "abc"}
+    times = interleave(work, Setting(repeats=3), repeats=99, warmup=0)
+    assert [len(each) for each in times.values()] == [3, 3, 3]
+    assert "".join(seen) == "abcbcacab"
+    assert ratio([1.0, 2.0, 9.0], [2.0, 4.0, 3.0]) == 0.5
+
+
+def test_a_report_says_what_was_met_and_leaves_a_dash_where_nothing_is_known():
+    rows = [{"name": "a", "error": 2e-5, "n": 1000}, {"name": "b", "error": None, "n": 2}]
+    text = Finding(rows, [Target("a over b", 1.2, 1.0)], ["a note"]).text()
+    assert "| a    | 2.0e-05 | 1,000 |" in text
+    assert "| b    | –       | 2     |" in text
+    assert "a over b: 1.200, at most 1: missed" in text
+    assert table(rows) in text

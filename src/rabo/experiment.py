@@ -76,7 +76,10 @@ class Experiment:
         return {name: value for name, value in self.config().items() if name not in free}
 
     def federation(self, runtime: Runtime | None = None) -> tuple[Federation, Setup]:
-        """Build data, clients and algorithm; with a runtime given, the clients are elsewhere."""
+        """Build data, clients and algorithm.
+
+        With a runtime given, the clients are elsewhere: they protect what they send themselves.
+        """
         setup, algorithm = self.build()
         clients = setup.clients
         if runtime is not None:
@@ -92,7 +95,7 @@ class Experiment:
             compare=runtime is None,
             tolerance=self._tolerance(),
             aggregate=Aggregate(self.aggregate, self.trim),  # type: ignore[arg-type]
-            privacy=self._privacy(),
+            privacy=self.privacy() if runtime is None else None,
         )
         return federation, setup
 
@@ -128,7 +131,7 @@ class Experiment:
             max_norm=inf if self.max_norm is None else self.max_norm,
         )
 
-    def _privacy(self) -> Privacy | None:
+    def privacy(self) -> Privacy | None:
         if self.clip is not None:
             return Privacy(clip=self.clip, noise_multiplier=self.noise_multiplier)
         if self.noise_multiplier:
@@ -149,7 +152,7 @@ def run(
     runtime: Runtime | None = None,
 ) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C, failures and kill -9."""
-    federation, setup = experiment.federation()
+    federation, setup = experiment.federation(runtime)
     with RunFolder(out, _with_settings(experiment, federation)) as folder:
         return _drive(experiment, federation, setup, folder, on_round)
 
@@ -164,12 +167,13 @@ def resume(
     out: Path,
     on_round: Callable[[Round], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
+    runtime: Runtime | None = None,
 ) -> Result:
     """Go on with a recorded run from its last checkpoint, to the same bits as without a stop."""
     begun_with = json.loads((out / "config.json").read_text())["versions"]
     if begun_with != versions():
         say(f"begun with {begun_with}, goes on with {versions()}: bits may differ")
-    federation, setup = experiment.federation()
+    federation, setup = experiment.federation(runtime)
     found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
     if found is None:
         say(f"{out} has no checkpoint yet: it starts from round 0")

@@ -232,7 +232,7 @@ class Federation:
         present, absent = self._roll_call()
         if not present:
             fixed = all(isinstance(self.clients[i].capacity, (int, float, Budget)) for i in absent)
-            if fixed and self.participation == 1:
+            if self._roll_call_of is None and fixed and self.participation == 1:
                 why = next(iter(absent.values()))
                 raise ValueError(f"no client can take part in any round: {why}; give them more")
             return

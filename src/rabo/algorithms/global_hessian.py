@@ -69,15 +69,15 @@ class GlobalHessian:
         return Reply({"x": system.pull_back(flatten(leaves(task.arrays["v"])))}, task.scalars)
 
     def _system(self, task: Task, local: Local) -> Linearisation:
-        """Return the linearised problem; rebuilt from x and y where graphs were not kept."""
-        if "system" not in local.cache:
+        """Return the linearised problem; rebuilt from x and y where memory does not hold graphs."""
+        if "system" not in local.memory:
             batch = local.draw(task, "outer")
             x, y = local.memory["x"], local.memory["y"]
             system = self._implicit.linearise(local.problem, x, y, batch)
             if isinstance(system, Exact):
                 system.build()  # now, so that every product that follows costs the same
-            local.cache["system"] = system
-        return local.cache["system"]
+            local.memory["system"] = system
+        return local.memory["system"]
 
 
 def _reply(flat: Tensor, local: Local) -> Reply:

@@ -61,13 +61,13 @@ def sees_again(local: Local, batch: Batch) -> bool:
 
 def inner_slope_at(local: Local, y: Params, batch: Batch) -> Params:
     """Return ∇_y g_i; features of the same data serve the whole round."""
-    features = local.cache.get("features")
+    features = local.memory.get("features")
     with one_realisation(local.problem, torch.default_generator.initial_seed()):
         if features is None:
             with torch.no_grad():
                 features = local.problem.features(local.memory["x"], batch.inner)
             if sees_again(local, batch):
-                local.cache["features"] = features
+                local.memory["features"] = features
         y = as_leaves(y)
         loss = local.problem.inner(features, y, batch.inner)
     return dict(zip(y, gradient(loss, leaves(y)), strict=True))
@@ -81,17 +81,17 @@ def outer_slope_at(local: Local, x: Params, y: Params, batch: Batch) -> Params:
 
 def system_at(task: Task, local: Local) -> Exact:
     """Return the linearised problem on a fresh batch; its graph serves again for the same data."""
-    cache, batch = local.cache, fresh_batch(task, local)
+    memory, batch = local.memory, fresh_batch(task, local)
     x, y = point(task, local)
     here: tuple[Any, ...] = (x, y)
-    known: tuple[Any, ...] = cache.get("linearised_at", (None, None))
+    known: tuple[Any, ...] = memory.get("linearised_at", (None, None))
     again = sees_again(local, batch)
-    if "system" in cache and again and all(a is b for a, b in zip(here, known, strict=True)):
-        return cache["system"]
-    cache.pop("system", None)  # two graphs are never held at a time
+    if "system" in memory and again and all(a is b for a, b in zip(here, known, strict=True)):
+        return memory["system"]
+    memory.pop("system", None)  # two graphs are never held at a time
     system = Exact(View(local.problem, x, y, batch))
     if again:
-        cache.update(linearised_at=here, system=system)
+        memory.update(linearised_at=here, system=system)
         system.build()  # now, so that every product that follows costs the same
     return system
 

@@ -1,9 +1,9 @@
 """The ServerApp and the ClientApp that `flwr run` takes, from the options of a run."""
 
-import json
 import logging
+import secrets
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,13 +11,15 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from rabo.experiment import Experiment, choose_device, run
+from rabo.experiment import Experiment, choose_device, resume, run
+from rabo.federation import Round
 from rabo.flower import sites
+from rabo.flower.messages import fault_records
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
 from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
-from rabo.solve import Round
+from rabo.runtimes import Privacy
 
 log = logging.getLogger("flwr")
 
@@ -30,12 +32,17 @@ def client_app(folder: Path) -> ClientApp:
         kind, node = message.metadata.message_type, context.node_config
         options = sorted(context.run_config.items())
         device = str(node.get("device", ""))
-        worker, capacity = sites.recall(str(folder), options, _partition(context), device)
-        if kind == WIDTH:
-            width = ask_width(node, capacity, worker.problem, worker.algorithm, context.state)
-            content = width_records(worker.client, width)
-        else:
-            content = worker.answer(kind, message.content, context.state)
+        try:
+            worker, capacity = sites.recall(str(folder), options, _partition(context), device)
+            if kind == WIDTH:
+                width = ask_width(node, capacity, worker.problem, worker.algorithm, context.state)
+                content = width_records(worker.client, width)
+            else:
+                privacy = _privacy(context, folder)
+                content = worker.answer(kind, message.content, context.state, privacy)
+        except Exception as error:
+            log.exception("client failed at %s", kind)
+            content = fault_records(error)
         return Message(content, reply_to=message)
 
     for kind in {WIDTH, *message_types()}:
@@ -59,11 +66,15 @@ def server_app(folder: Path) -> ServerApp:
         runtime = FlowerRuntime(
             grid,
             deadline=float(config["deadline"]),
-            on_fault=_fault_log(out),
+            least=experiment.min_replies,
+            wait=float(config["wait"]),
             device=torch.device(choose_device(experiment.device)),
         )
         log.info("%s · %s: %d rounds, recorded in %s", *_title(experiment), out)
-        run(experiment, out, _say, runtime)
+        if config["resume"] and (out / "config.json").exists():
+            resume(experiment, out, _say, log.info, runtime)
+        else:
+            run(experiment, out, _say, runtime)
 
     return app
 
@@ -90,17 +101,12 @@ def _wait_for_nodes(grid: Grid, number: int, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def _fault_log(out: Path) -> Callable[[int, int, str, str], None]:
-    """Write who failed, when and why to DIR/faults.jsonl."""
-
-    def report(client: int, round: int, phase: str, why: str) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / "faults.jsonl").open("a") as file:
-            fault = {"client": client, "round": round, "phase": phase, "why": why}
-            file.write(json.dumps(fault) + "\n")
-        log.warning("client %d in round %d at %s: %s", client, round, phase, why)
-
-    return report
+def _privacy(context: Context, folder: Path) -> Privacy | None:
+    """Return what a client does to its answers; by default nobody else can know the noise."""
+    privacy = experiment_of(context.run_config, folder).privacy()
+    if privacy is None or context.run_config["repeatable-noise"]:
+        return privacy
+    return replace(privacy, seed=secrets.randbits(63))
 
 
 def _title(experiment: Experiment) -> tuple[str, str, int]:
@@ -110,3 +116,11 @@ def _title(experiment: Experiment) -> tuple[str, str, int]:
 def _say(done: Round) -> None:
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
     log.info("round %d  clients %s  %s", done.round + 1, dict(done.present), metrics)
+    for client, why in done.absent.items():
+        log.warning("client %d sat out round %d: %s", client, done.round, why)
+    for fault in done.faults:
+        log.warning(
+            "client %d in round %d at %s: %s", fault.client, fault.round, fault.phase, fault.why
+        )
+    if done.skipped:
+        log.warning("round %d was given up: %s", done.round, done.skipped)

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from rabo.channels import Channels
+from rabo.errors import ReplyError
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Task
 from rabo.submodel import Cut, ElementMask, Part, cut, level_of
@@ -24,6 +25,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Records = dict[str, ArrayRecord | ConfigRecord]
 NO_NUMBERS: Mapping[str, float] = {}
 VECTOR, SCALAR, CUT = "vector ", "scalar ", "cut "  # how names in a head begin
+MOST_WORDS = 500  # letters of what a client says about itself
 
 
 def pack(
@@ -98,7 +100,24 @@ def reply_records(reply: Reply, held: Cut) -> RecordDict:
     return RecordDict(pack("reply", vectors, numbers))  # type: ignore[arg-type]
 
 
+def fault_records(error: BaseException) -> RecordDict:
+    """Write in words, and in nothing else, what has gone wrong on a client."""
+    return RecordDict({"fault": ConfigRecord({"why": f"{type(error).__name__}: {error}"})})
+
+
+def raise_fault(records: RecordDict) -> None:
+    """Raise what a client says that has gone wrong, if it says so."""
+    if "fault" in records.config_records:
+        raise ReplyError(words(records.config_records["fault"]["why"]))
+
+
+def words(text: object) -> str:
+    """Return what a client says as it may be shown: of bounded length, and letters alone."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:MOST_WORDS])
+
+
 def read_reply(records: RecordDict, held: Cut, device: torch.device | None = None) -> Reply:
+    raise_fault(records)
     numbers = numbers_of("reply", records)
     work, memory = (int(numbers[name]) for name in ("multiply_adds", "peak_memory_bytes"))
     cost = Cost(work, memory, float(numbers["seconds"]))

@@ -1,23 +1,21 @@
 """Clients on other machines, or simulated ones: every exchange is a message to each."""
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from rabo.flower.messages import read_reply, task_records
+from rabo.errors import ReplyError
+from rabo.flower.messages import raise_fault, read_reply, task_records, words
 from rabo.flower.work import WIDTH, message_type
 from rabo.resources import Absent, check_capacity
-from rabo.runtimes.base import Reply, Task, Work
+from rabo.runtimes.base import Reply, Task, Work, failed
 from rabo.submodel import Cut
 
-T = TypeVar("T")
-OnFault = Callable[[int, int, str, str], None]  # client, round, phase, why
-UNKNOWN = -1  # the client of a node that has not said who it is
 REASONS = {
     1: "its app could not be loaded",
     3: "the message was lost",
@@ -25,19 +23,20 @@ REASONS = {
     5: "its node is gone",
     8: "its process crashed",
 }  # by Flower's code of an error; 2 is an exception, which has words of its own
-MOST_WORDS = 500  # of what a client says about its failure
+NOBODY, GONE = Absent("no node has joined for it"), Absent("its node is gone")
 SLACK = 10.0  # seconds that a message outlives its deadline, so that late is told from lost
 DAY = 86400.0
 PATIENCE, MOST_PAUSE = 1.3, 0.3
+log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
 class Sent:
     """A message that waits for its reply."""
 
-    client: int
     node: int
     id: str | None  # None: it could not be sent
+    round: int
     deadline: float
 
 
@@ -45,9 +44,8 @@ class FlowerRuntime:
     """Runs clients on the nodes of a Flower grid, in simulation or in deployment.
 
     Replies are fetched one at a time, in ascending order of clients, so that the server never holds
-    more than one. A client that fails or is late has no reply in this exchange; `on_fault` is told
-    who, when, in which phase and why. A node that was late is not waited for until it has answered
-    a roll call.
+    more than one. A client that fails, or is late, has a reply that says why. A node that was late
+    is not waited for until it has answered a roll call.
     """
 
     def __init__(
@@ -55,121 +53,133 @@ class FlowerRuntime:
         grid: Grid,
         *,
         deadline: float = 600.0,
+        least: int = 0,
+        wait: float = 0.0,
         poll: float = 0.03,
-        on_fault: OnFault | None = None,
         device: torch.device | None = None,
     ):
-        """Give clients `deadline` seconds for an exchange; look for replies after `poll` first."""
+        """Give clients `deadline` seconds for an exchange; look for replies after `poll` first.
+
+        A roll call is held again until `least` clients can take part, for `wait` seconds at most.
+        """
         if not deadline > 0:
             raise ValueError(f"a deadline must be positive, got {deadline}")
         self.grid, self.deadline, self.poll, self.device = grid, deadline, poll, device
-        self._report: OnFault = on_fault or (lambda *_: None)
+        self.least, self.wait = least, wait
         self._nodes: dict[int, int] = {}  # client -> node, as of the last roll call
         self._round, self._cuts = -1, dict[int, Cut]()  # what clients hold in the round under way
-        self._late: dict[int, Sent | None] = {}  # node -> the roll call it was sent since
+        self._late: dict[int, Sent] = {}  # node -> what it has not answered in time
+        self._asked: dict[int, Sent] = {}  # node -> the roll call it was sent since
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         kind = message_type(work)
-        waiting: list[tuple[Sent, Cut]] = []
+        waiting: list[tuple[int, Sent, Cut]] = []
         for client, task in tasks:
             if task.round != self._round:
                 self._round, self._cuts = task.round, {}
             with_cut = self._cuts.pop(client, None) is not task.cut
             records = task_records(task, with_cut=with_cut)
-            node = self._nodes.get(client, UNKNOWN)
-            waiting.append((self._send(client, node, kind, task.round, records), task.cut))
-        for sent, cut in waiting:
-            reply = self._received(
-                sent, work.__name__, self._round, lambda c, cut=cut: read_reply(c, cut, self.device)
-            )
-            if reply is not None:
-                self._cuts[sent.client] = cut
-                yield sent.client, reply
+            sent = self._send(self._nodes.get(client), kind, task.round, records, self.deadline)
+            waiting.append((client, sent, task.cut))
+        for client, sent, cut in waiting:
+            try:
+                reply = read_reply(self._content(sent), cut, self.device)
+                self._cuts[client] = cut
+            except Exception as error:  # whatever a client sends, the round goes on
+                reply = failed(client, sent.round, work.__name__, _in_words(error))
+            yield client, reply
 
     def widths(self, round: int, clients: Sequence[int]) -> Mapping[int, float | Absent]:
         """Hold the roll call: nodes say whose data they have and how wide they can be."""
-        known = {node: client for client, node in self._nodes.items()}
-        asked: list[Sent] = []
-        for node in sorted(self.grid.get_node_ids()):
-            client = known.get(node, UNKNOWN)
-            if self._late.get(node) is None and (client == UNKNOWN or client in clients):
-                # one that was late may answer at any time, and is asked once
-                wait = DAY if node in self._late else self.deadline
-                asked.append(self._send(client, node, WIDTH, round, _call(round), wait))
-        self._late |= {sent.node: sent for sent in asked if sent.node in self._late}
-        prompt = [sent for sent in asked if sent.node not in self._late]
+        end = time.monotonic() + self.wait
+        found = self._roll_call(round, clients)
+        while missing := [client for client in clients if isinstance(found[client], Absent)]:
+            if len(clients) - len(missing) >= self.least or time.monotonic() > end:
+                break
+            time.sleep(MOST_PAUSE)
+            found |= self._roll_call(round, missing)
+        return found
+
+    def _roll_call(self, round: int, clients: Sequence[int]) -> dict[int, float | Absent]:
+        whose = {node: client for client, node in self._nodes.items()}
         found: dict[int, float | Absent] = {}
-        for sent in [*prompt, *filter(None, list(self._late.values()))]:
-            answer = self._received(sent, WIDTH, round, _read_width, sent.node not in self._late)
-            if answer is None:
-                continue
-            self._late.pop(sent.node, None)
+        for sent in self._call(round, clients, whose):
+            try:
+                answer = self._width(sent)
+            except Exception as error:  # whatever a client sends, the round goes on
+                answer = whose.get(sent.node), Absent(str(_in_words(error)))
             client, width = answer
-            if client in found:
-                self._report(client, round, WIDTH, f"node {sent.node} is a second client {client}")
+            if client is None or client in found:
+                log.warning("node %d in round %d: %s", sent.node, round, _trouble(client, width))
                 continue
-            self._nodes[client] = sent.node
-            if client in clients:
-                found[client] = width
-        return dict(sorted(found.items()))
+            if client != whose.get(sent.node, client):
+                del self._nodes[whose[sent.node]]
+            self._nodes[client], found[client] = sent.node, width
+        missing = {client: GONE if client in self._nodes else NOBODY for client in clients}
+        return {client: found.get(client, why) for client, why in missing.items()}
+
+    def _call(self, round: int, clients: Sequence[int], whose: Mapping[int, int]) -> list[Sent]:
+        """Ask all nodes that may be clients of the round; those known longer come first."""
+        online = sorted(self.grid.get_node_ids(), key=lambda node: (node not in whose, node))
+        wanted = [node for node in online if whose.get(node) in {None, *clients}]
+        content = RecordDict({"task": ConfigRecord({"round": round})})
+        calls = []
+        for node in wanted:
+            # one that was late may answer at any time, and is asked once
+            sent = self._asked.get(node) if node in self._late else None
+            patience = DAY if node in self._late else self.deadline
+            calls.append(sent or self._send(node, WIDTH, round, content, patience))
+        self._asked = {sent.node: sent for sent in calls}
+        return calls
+
+    def _width(self, sent: Sent) -> tuple[int, float | Absent]:
+        """Return who has answered a roll call, and how wide it can be."""
+        late = self._late.get(sent.node)
+        content = self._content(sent, wait=late is None)
+        self._late.pop(sent.node, None)
+        raise_fault(content)
+        return _read_width(content)
 
     def _send(
-        self,
-        client: int,
-        node: int,
-        kind: str,
-        round: int,
-        records: RecordDict,
-        wait: float | None = None,
+        self, node: int | None, kind: str, round: int, records: RecordDict, patience: float
     ) -> Sent:
-        wait = self.deadline if wait is None else wait
-        if node == UNKNOWN:
-            return Sent(client, node, None, 0.0)
-        message = Message(records, node, kind, ttl=wait + SLACK, group_id=str(round))
+        if node is None:
+            return Sent(0, None, round, 0.0)
+        message = Message(records, node, kind, ttl=patience + SLACK, group_id=str(round))
         ids = list(self.grid.push_messages([message]))
-        return Sent(client, node, ids[0] if ids else None, time.monotonic() + wait)
+        return Sent(node, ids[0] if ids else None, round, time.monotonic() + patience)
 
-    def _received(
-        self, sent: Sent, phase: str, round: int, read: Callable[[RecordDict], T], wait: bool = True
-    ) -> T | None:
-        """Return what a client answered, or report why there is nothing."""
-        why, pause = "it could not be reached", self.poll
+    def _content(self, sent: Sent, wait: bool = True) -> RecordDict:
+        """Return what a node has answered, or raise why there is nothing."""
+        pause = self.poll
         while sent.id is not None:
             for message in self.grid.pull_messages([sent.id]):
-                return self._read(message, sent, phase, round, read)
+                if message.has_error():
+                    self._asked.pop(sent.node, None)  # to be asked anew
+                    error = message.error
+                    raise ReplyError(REASONS.get(error.code) or words(error.reason))
+                return message.content
             if not wait:
-                return None
+                raise ReplyError(f"no answer since round {self._late[sent.node].round}")
             if time.monotonic() > sent.deadline:
-                why = f"no answer within {self.deadline:g} s"
-                self._late[sent.node] = None
-                break
+                self._late[sent.node] = sent
+                self._asked.pop(sent.node, None)
+                raise ReplyError(f"no answer within {self.deadline:g} s")
             time.sleep(pause)
             pause = min(PATIENCE * pause, MOST_PAUSE)  # every look is work for the SuperLink
-        self._report(sent.client, round, phase, _of_node(sent, why))
-        return None
-
-    def _read(
-        self, message: Message, sent: Sent, phase: str, round: int, read: Callable[[RecordDict], T]
-    ) -> T | None:
-        try:
-            if not message.has_error():
-                return read(message.content)
-            error = message.error
-            why = REASONS.get(error.code) or error.reason or f"error {error.code}"
-        except Exception as error:  # whatever a client sends, the round goes on
-            why = f"its reply cannot be read: {type(error).__name__}: {error}"
-        if self._late.get(sent.node) is not None:
-            self._late[sent.node] = None  # to be asked anew
-        self._report(sent.client, round, phase, _of_node(sent, why)[:MOST_WORDS])
-        return None
+        raise ReplyError("it could not be reached")
 
 
-def _of_node(sent: Sent, why: str) -> str:
-    return f"node {sent.node}: {why}" if sent.client == UNKNOWN else why
+def _in_words(error: Exception) -> ReplyError:
+    if isinstance(error, ReplyError):
+        return error
+    return ReplyError(words(f"its reply cannot be read: {type(error).__name__}: {error}"))
 
 
-def _call(round: int) -> RecordDict:
-    return RecordDict({"task": ConfigRecord({"round": round})})
+def _trouble(client: int | None, answer: float | Absent) -> str:
+    if client is None and isinstance(answer, Absent):
+        return answer.why
+    return f"it says that it is client {client}, which another node is"
 
 
 def width_records(client: int, width: float | Absent) -> RecordDict:
@@ -185,7 +195,7 @@ def _read_width(records: RecordDict) -> tuple[int, float | Absent]:
     if not isinstance(client, int) or client < 0:
         raise ValueError(f"a client must be a number from 0 on, got {client!r}")
     if isinstance(why, str):
-        return client, Absent(why[:MOST_WORDS])
+        return client, Absent(words(why))
     if not isinstance(width, float):
         raise ValueError(f"a width must be a number, got {width!r}")
     return client, check_capacity(width)

@@ -27,24 +27,18 @@ def recall(
 
 
 def experiment_of(config: Mapping[str, Any], folder: Path) -> Experiment:
-    """Read the options of a run; a file of its own lies in the app's folder."""
-    name = str(config["task"])
-    options = parse_options(str(config["task-options"]), lookup("task", name, TASKS))
-    if name == "own":
-        options["file"] = str(folder / options["file"])
-    return Experiment(
-        task=name,
-        task_options=options,
-        algorithm=str(config["algorithm"]),
-        algorithm_options=parse_options(str(config["algorithm-options"])),
-        clients=int(config["clients"]),
-        capacities=str(config["capacities"]) or None,
-        rounds=int(config["rounds"]),
-        participation=float(config["participation"]),
-        seed=int(config["seed"]),
-        device=str(config["device"]),
-        evaluate_every=int(config["evaluate-every"]) or None,
-    )
+    """Read the options of a run; none is written "" or 0. A file lies in the app's folder."""
+    of_run: dict[str, Any] = {
+        option.name: config[key] or (None if option.default is None else config[key])
+        for option in fields(Experiment)
+        if (key := option.name.replace("_", "-")) in config
+    }
+    kind = lookup("task", of_run["task"], TASKS)
+    of_run["task_options"] = parse_options(of_run["task_options"], kind)
+    of_run["algorithm_options"] = parse_options(of_run["algorithm_options"])
+    if "file" in of_run["task_options"]:
+        of_run["task_options"]["file"] = str(folder / of_run["task_options"]["file"])
+    return Experiment(**of_run)
 
 
 def parse_options(text: str, kind: type | None = None) -> dict[str, Any]:

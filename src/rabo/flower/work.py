@@ -1,13 +1,11 @@
-"""What may be asked of a client: a fixed table of names. Nothing received is executed."""
+"""What may be asked of a client: work marked by @answers. Nothing received is executed."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 from rabo.algorithms import ALGORITHMS, Algorithm, curvature, slopes
 from rabo.errors import lookup
-from rabo.runtimes.base import Reply, Work
+from rabo.runtimes.base import Work
 
 PHASES = {"update_inner": "inner", "estimate_outer": "outer"}  # the two of Algorithm 1
 WIDTH = "query.width"  # the roll call
@@ -30,19 +28,12 @@ def message_types() -> set[str]:
 
 
 def _table(algorithm: Any) -> dict[str, Work]:
+    shared = [member for module in (curvature, slopes) for member in vars(module).values()]
     methods = (getattr(algorithm, name) for name in dir(algorithm) if not name.startswith("_"))
-    table = {f"train.{PHASES.get(m.__name__, m.__name__)}": m for m in methods if _is_work(m)}
-    for module in (curvature, slopes):
-        table |= {f"query.{work.__name__}": work for work in _functions(module)}
-    return table
-
-
-def _functions(module: ModuleType) -> Iterator[Callable[..., Any]]:
-    for member in vars(module).values():
-        if _is_work(member) and member.__module__ == module.__name__:
-            yield member
+    table = {f"query.{work.__name__}": work for work in shared if _is_work(work)}
+    trained = {PHASES.get(m.__name__, m.__name__): m for m in methods if _is_work(m)}
+    return table | {f"train.{name}": work for name, work in trained.items()}
 
 
 def _is_work(member: Any) -> bool:
-    is_function = inspect.isfunction(member) or inspect.ismethod(member)
-    return is_function and inspect.signature(member).return_annotation is Reply
+    return inspect.isroutine(member) and hasattr(member, "answer")

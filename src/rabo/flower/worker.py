@@ -1,11 +1,13 @@
 """The client's side of an exchange: from a message and what was kept, to a reply."""
 
 from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
 
 from rabo.algorithms import Algorithm
 from rabo.flower.messages import (
     CUT,
     cut_vectors,
+    fault_records,
     has_cut,
     numbers_of,
     pack,
@@ -18,6 +20,7 @@ from rabo.flower.messages import (
 from rabo.flower.work import work_for
 from rabo.metering import Meter
 from rabo.problem import BilevelProblem
+from rabo.runtimes import Privacy, Protected
 from rabo.runtimes.base import Local, perform
 from rabo.submodel import Cut
 
@@ -34,12 +37,18 @@ class Worker:
         self._meter = Meter()
         self._device = next(iter(problem.start()[0].values())).device
 
-    def answer(self, kind: str, content: RecordDict, kept: RecordDict) -> RecordDict:
-        """Do what a message asks for."""
+    def answer(
+        self, kind: str, content: RecordDict, kept: RecordDict, privacy: Privacy | None = None
+    ) -> RecordDict:
+        """Do what a message asks for; what leaves the client is clipped and noised already."""
         work = work_for(kind, self.algorithm)
+        if privacy is not None:
+            work = Protected(work, privacy)
         local, cut = self._resume(content, kept)
         task = read_task(content, cut, self._device)
         reply = perform(work, task, local, self._meter)
+        if reply.fault is not None:
+            return fault_records(reply.fault.cause)
         _keep(task.round, cut, local, kept)
         return reply_records(reply, cut)
 
@@ -62,6 +71,9 @@ class Worker:
 def _keep(round: int, cut: Cut, local: Local, kept: RecordDict) -> None:
     tensors, numbers = cut_vectors(cut), {}
     for name, value in local.memory.items():
-        (numbers if isinstance(value, int | float) else tensors)[name] = value
+        if isinstance(value, int | float):
+            numbers[name] = value
+        elif isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()):
+            tensors[name] = value
     kept.update(pack("memory", tensors, numbers))
     kept["held"] = ConfigRecord({"round": round})

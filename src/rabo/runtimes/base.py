@@ -56,14 +56,13 @@ class Answer(NamedTuple):
 class Local:
     """What a client has at hand while it works, until the round ends.
 
-    Its memory holds numbers and named tensors, so that it can be saved between exchanges; what can
-    be computed again from them is in the cache, and may be gone at the next exchange.
+    Numbers and dictionaries of tensors in its memory are there at the next exchange; what else it
+    holds must be something that can be computed again, and may be gone.
     """
 
     client: int
     problem: BilevelProblem  # cut to the client's submodels
     memory: dict[str, Any] = field(default_factory=dict)
-    cache: dict[str, Any] = field(default_factory=dict)
     batches: dict[str | int, Batch] = field(default_factory=dict)
 
     def draw(self, task: Task, purpose: str | int) -> Batch:
@@ -128,7 +127,7 @@ class RollCall(Protocol):
     """A runtime whose clients say themselves how wide a submodel they can train."""
 
     def widths(self, round: int, clients: Sequence[int]) -> Mapping[int, float | Absent]:
-        """Ask clients, or all there are; one that does not answer is missing."""
+        """Ask clients; one that cannot take part is absent."""
         ...
 
 
@@ -138,7 +137,7 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     What goes wrong is the reply.
     """
     name = work.__name__
-    held = sum(map(num_bytes, (task.arrays, local.memory, local.cache, local.batches)))
+    held = num_bytes(task.arrays) + num_bytes(local.memory) + num_bytes(local.batches)
     whose = repr(getattr(work, "__self__", None))
     shape = (local.problem.shape_key, task.cut.widths, shapes(task.arrays))
     key = (name, whose, *shape, task.num_steps)

@@ -1,14 +1,12 @@
 """All clients in this process, one after the other: the reference."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from rabo.metering import Meter
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, perform
 from rabo.submodel import Cut
-
-Kept: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # the memory and the cache of a client
 
 
 class InProcess:
@@ -21,7 +19,7 @@ class InProcess:
         self.problems = problems
         self._meter = Meter()
         self._round = -1
-        self._kept: dict[int, tuple[Cut, Kept]] = {}
+        self._memory: dict[int, tuple[Cut, dict[str, Any]]] = {}
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         for client, task in tasks:
@@ -29,9 +27,9 @@ class InProcess:
 
     def _local(self, client: int, task: Task) -> Local:
         if task.round != self._round:
-            self._round, self._kept = task.round, {}
-        cut, kept = self._kept.get(client, (None, ({}, {})))
+            self._round, self._memory = task.round, {}
+        cut, memory = self._memory.get(client, (None, {}))
         if "x" in task.arrays and cut is not task.cut:  # x comes with its cut: all starts anew
-            kept = ({}, {})
-        self._kept[client] = (task.cut, kept)
-        return Local(client, self.problems[client].restrict(task.cut), *kept)
+            memory = {}
+        self._memory[client] = (task.cut, memory)
+        return Local(client, self.problems[client].restrict(task.cut), memory)

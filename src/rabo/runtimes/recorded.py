@@ -69,7 +69,7 @@ class Recorded:
         local: Local = Local(client, problem)
         if self._seen.setdefault(key, task.round) < task.round and can_be_recorded(problem):
             local = self._kept.setdefault(key, _StaticLocal(client, problem))
-            local.memory, local.cache = {}, {}
+            local.memory = {}
         self._now[client] = (task.cut, local)
         return local
 
@@ -173,8 +173,7 @@ class _StaticLocal(Local):
     def recording(self, work: Work, task: Task) -> "_Recording | None":
         """Return a recording of work that has been measured, made now if there is none."""
         key = _key(work, task)
-        unfit = self.cache or self.has_changing_batches or not only_tensors(self.memory)
-        if key not in self.costs or unfit:
+        if key not in self.costs or self.has_changing_batches or not only_tensors(self.memory):
             return None
         # memory that other work left must be what it was when this was recorded
         whole = (key, id(getattr(work, "__self__", None)), *sorted(map(id, self.memory.values())))
@@ -229,18 +228,15 @@ def _record(work: Work, task: Task, local: _StaticLocal, cost: Cost) -> _Recordi
     before = dict(local.memory)
 
     def run() -> tuple[Reply, Tensor | None, dict[str, Any]]:
-        local.memory, local.cache = dict(before), {}
-        local.used, local.has_drawn_itself = {}, False
+        local.memory, local.used, local.has_drawn_itself = dict(before), {}, False
         reply = work(static, local)
         return reply, _summary(reply), local.memory
 
     player = _GraphPlayer() if device.type == "cuda" else _Rerun()
     found = player.record(run)
     local.memory, purposes = before, list(local.used)
-    batches, cached, local.cache = [local.drawn[p].batch for p in purposes], local.cache, {}
-    if found is None or cached or local.has_drawn_itself:
-        return None
-    if not only_tensors((found[2], batches)):
+    batches = [local.drawn[p].batch for p in purposes]
+    if found is None or local.has_drawn_itself or not only_tensors((found[2], batches)):
         return None
     reply, summary, after = found
     if summary is None:

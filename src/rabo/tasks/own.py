@@ -1,17 +1,17 @@
 """A problem of your own: one Python file that says what each client has."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, overload
+from typing import Annotated
 
 from rabo.algorithms import State
+from rabo.clients import Client, OnDemand
 from rabo.ledger import Ledger
-from rabo.problem import BilevelProblem
 from rabo.resources import Resources
-from rabo.solve import Client
 from rabo.tasks.base import Setup
 
 
@@ -32,36 +32,16 @@ class OwnTask:
             found = module.evaluate(state.x, state.y) if hasattr(module, "evaluate") else {}
             return {name: float(value) for name, value in found.items()}
 
+        @cache
+        def client(index: int) -> Client:  # a machine has the data of its own alone
+            return Client(module.problem(index, len(capacities)), capacities[index])
+
         return Setup(
-            _Clients(module.problem, capacities),
+            OnDemand(len(capacities), client),
             evaluate,
             "",
             template=getattr(module, "template", None),
         )
-
-
-class _Clients(Sequence[Client]):
-    """Clients that are made when they are asked for: a machine has the data of its own."""
-
-    def __init__(
-        self, problem: Callable[[int, int], BilevelProblem], capacities: Sequence[Resources]
-    ):
-        self._problem, self._capacities = problem, capacities
-
-    def __len__(self) -> int:
-        return len(self._capacities)
-
-    @overload
-    def __getitem__(self, index: int) -> Client: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Client]: ...
-
-    def __getitem__(self, index: int | slice) -> Client | Sequence[Client]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        capacity = self._capacities[index]  # ends an iteration
-        return Client(self._problem(index % len(self), len(self)), capacity)
 
 
 def _load(path: Path) -> ModuleType:

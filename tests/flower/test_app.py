@@ -2,8 +2,10 @@
 
 import shutil
 import tomllib
+from dataclasses import fields
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.config import validate_config
@@ -13,7 +15,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from rabo.experiment import Experiment
 from rabo.flower.app import client_app, server_app
 from rabo.flower.launch import TEMPLATE
+from rabo.flower.messages import task_records, unpack
 from rabo.flower.sites import experiment_of, parse_options
+from rabo.runtimes import Task
+from rabo.submodel import cut
 from rabo.tasks import TASKS
 
 PROJECT = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())
@@ -81,6 +86,46 @@ def test_a_node_must_say_whose_data_it_has():
     nobody = context(0)
     nobody.node_config = {}
     assert "must say whose data it has" in roll_call(nobody)["why"]
+
+
+def test_options_of_a_run_are_those_of_an_experiment_and_none_is_empty():
+    plain = experiment_of(CONFIG, TEMPLATE)
+    known = {field.name for field in fields(Experiment)} - {"runtime"}
+    assert {name.replace("_", "-") for name in known} <= CONFIG.keys()
+    assert (plain.capacities, plain.evaluate_every, plain.max_norm, plain.clip) == (None,) * 4
+    assert (plain.on_fault, plain.participation, plain.noise_multiplier) == ("drop", 1.0, 0.0)
+    config = {**OWN, "clip": 2.0, "max-norm": 9.0, "min-replies": 2, "algorithm-options": "beta=1"}
+    asked = experiment_of(config, TEMPLATE)
+    assert (asked.clip, asked.max_norm, asked.min_replies) == (2.0, 9.0, 2)
+    assert asked.algorithm_options == {"beta": 1}
+    assert asked.task_options == {"file": str(TEMPLATE / "problem.py")}
+
+
+def answer_to(message, **config):
+    where = context(0)
+    where.run_config = {**OWN, "algorithm-options": "beta=0.1", **config}
+    content = client_app(TEMPLATE)(message, where).content
+    [arrays] = unpack("reply", content).values()
+    return torch.cat([value.flatten() for value in arrays.values()])
+
+
+def test_nobody_else_knows_the_noise_of_a_client_unless_the_run_is_to_be_repeated():
+    setup, _ = experiment_of(OWN, TEMPLATE).build()
+    problem = setup.clients[0].problem
+    x, y = problem.start()
+    whole = cut(problem.channels, {g: torch.arange(n) for g, n in problem.channels.units.items()})
+    task = Task(0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
+    message = Message(task_records(task, with_cut=True), 100, "train.inner")
+    exact = answer_to(message)
+    clipped = answer_to(message, clip=0.5)
+    assert exact.norm() > 0.5
+    assert torch.allclose(clipped, 0.5 * exact / exact.norm())
+    noisy = {"clip": 0.5, "noise-multiplier": 0.1}
+    first, second = (answer_to(message, **noisy) - clipped for _ in range(2))
+    assert not torch.equal(first, second)
+    assert all(0 < noise.std() < 0.2 for noise in (first, second))
+    again = [answer_to(message, **noisy, **{"repeatable-noise": True}) for _ in range(2)]
+    assert torch.equal(*again)
 
 
 def test_a_message_that_no_algorithm_sends_is_refused():

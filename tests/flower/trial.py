@@ -5,9 +5,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 from rabo.flower import launch
 from rabo.flower.credentials import make_certificates, make_keys
 from rabo.flower.launch import Children
+from rabo.flower.membership import register
 
 
 class Trial:
@@ -26,12 +29,8 @@ class Trial:
         self.children.__enter__()
         try:
             launch.connect(self.folder, self.address, plain=False)
-            self.server = self.start(
-                launch.server_command(self.folder, "127.0.0.1", self.port, plain=False)
-            )
+            self.serve()
             self.nodes = [self.join(client) for client in range(self.clients)]
-            launch.wait_for_port("127.0.0.1", self.port, self.server, 60)
-            launch.register(self.folder)
         except BaseException:
             self.__exit__()
             raise
@@ -43,6 +42,19 @@ class Trial:
     def start(self, command):
         return self.children.start(command, self.env, self.log)
 
+    def serve(self):
+        """Start the server, and let those join who have a key by now."""
+        command = launch.server_command(self.folder, "127.0.0.1", self.port, plain=False)
+        self.server = self.start(command)
+        launch.wait_for_port("127.0.0.1", self.port, self.server, 60)
+        register(self.folder, self.address)
+
+    def kill_server(self):
+        """Kill -9 the server and all that it has started."""
+        for process in [*psutil.Process(self.server.pid).children(recursive=True), self.server]:
+            process.kill()
+            process.wait()
+
     def join(self, client, node_config=""):
         """Start a node."""
         command = launch.node_command(self.folder, client, self.address, False, node_config)
@@ -50,14 +62,13 @@ class Trial:
 
     def begin(self, out: Path, *options, **config):
         """Submit a run, and go on."""
-        config = {"out": str(out), "wait": 60.0, "device": "cpu", **config}
+        config = {"out": str(out), "wait": 120.0, "device": "cpu", **config}
         text = " ".join(f"{k.replace('_', '-')}={json.dumps(v)}" for k, v in config.items())
-        command = ["flwr", "run", str(self.app), launch.NAME, "--run-config", text]
-        command += options
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60)
+        command = ["flwr", "run", str(self.app), launch.NAME, "--run-config", text, *options]
+        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def wait_for(self, there, seconds: float):
+    def wait_for(self, there, seconds: float = 240):
         """Wait until something is true."""
         end = time.monotonic() + seconds
         while not there():
@@ -65,13 +76,10 @@ class Trial:
             assert self.server.poll() is None, self.log.read_text()[-3000:]
             time.sleep(0.1)
 
-    def run(self, out: Path, *options, seconds: float = 150, **config):
-        """Run to the end and return the summary."""
-        self.begin(out, *options, **config)
-        self.wait_for((out / "y.safetensors").exists, seconds)
-        self.wait_for((out / "summary.json").exists, 10)
-        time.sleep(0.2)
-        return json.loads((out / "summary.json").read_text())
+    def finish(self, out: Path):
+        """Wait until a run has ended well."""
+        self.wait_for((out / "summary.json").exists)
+        assert json.loads((out / "summary.json").read_text())["status"] == "finished"
 
 
 class Simulation(Trial):
@@ -84,3 +92,7 @@ class Simulation(Trial):
         self.server = self.start([*command, "--simulation"])
         launch.wait_for_port("127.0.0.1", self.port, self.server, 60)
         return self
+
+    def begin(self, out: Path, *options, **config):
+        nodes = f"num-supernodes={config.get('clients', self.clients)} client-resources-num-cpus=1"
+        super().begin(out, "--federation-config", nodes, *options, **config)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from rabo.experiment import Experiment, choose_device, resume, run
 from rabo.federation import Round
 from rabo.flower import sites
+from rabo.flower.lifetime import end_with_parent
 from rabo.flower.messages import fault_records
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
@@ -57,6 +58,7 @@ def server_app(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        end_with_parent()  # or it would wait for its SuperLink for ever
         config = context.run_config
         experiment = experiment_of(config, folder)
         out = Path(str(config["out"]) or f"runs/flower-{context.run_id}").absolute()

@@ -11,6 +11,7 @@ import typer
 from rabo.flower import launch
 from rabo.flower.credentials import has_certificates, make_certificates, make_keys
 from rabo.flower.launch import Children
+from rabo.flower.membership import register
 
 app = typer.Typer(help="Run a federation on real machines, with Flower.", no_args_is_help=True)
 
@@ -125,7 +126,8 @@ def _serve(children: Children, folder: Path, host: str, port: int, insecure: boo
     command = launch.server_command(folder, host, port, plain)
     process = children.start(command, launch.environment(folder))
     launch.wait_for_port(here, port, process, 60)
-    joined = "any node" if plain else f"{launch.register(folder)} nodes with keys"
+    known = 0 if plain else register(folder, f"{here}:{port}")
+    joined = "any node" if plain else f"{known} nodes with keys"
     how = "PLAIN, nothing is encrypted" if plain else "TLS"
     typer.echo(f"server on {host}:{port} ({how}); may join: {joined}")
 

@@ -8,8 +8,6 @@ import os
 import select
 import signal
 import sys
-import threading
-import time
 from contextlib import suppress
 
 import torch
@@ -22,6 +20,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import rabo.flower.app  # noqa: F401 - so that a forked process finds it imported
 from rabo.flower import sites
+from rabo.flower.lifetime import end_with_parent
 from rabo.metering import measure
 
 NUM_THREADS = torch.get_num_threads()
@@ -62,7 +61,7 @@ def _work(spec: ExecutionSpec, writer: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         exit_handler.registered_exit_handlers.clear()  # those are the parent's
         torch.set_num_threads(NUM_THREADS)
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        end_with_parent()
         run_clientapp(spec.runtime_api_address, spec.token, spec.insecure)
     except SystemExit as done:
         status = int(done.code or 0)
@@ -72,20 +71,13 @@ def _work(spec: ExecutionSpec, writer: int) -> None:
         os._exit(status)
 
 
-def _end_with(parent: int) -> None:
-    """End at once when the node does, whatever the work is at."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os._exit(1)
-
-
 def main() -> None:
-    address, parent = sys.argv[1], int(sys.argv[2])
+    end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that end
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     measure(lambda: torch.ones(1))  # imports what torch imports late
     run_superexec.get_executor = lambda *_, **__: Forked()  # pyright: ignore[reportPrivateImportUsage]
-    run_superexec.run_superexec(address, insecure=True, parent_pid=parent)
+    run_superexec.run_superexec(sys.argv[1], insecure=True)
 
 
 if __name__ == "__main__":

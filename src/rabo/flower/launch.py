@@ -86,23 +86,6 @@ def connect(folder: Path, address: str, plain: bool) -> None:
     (folder / HOME / "config.toml").write_text(text)
 
 
-def register(folder: Path) -> int:
-    """Let the nodes join whose public keys are in DIR/keys; return how many."""
-    keys = sorted((folder / KEYS).glob("*.pub"))
-    commands = [["flwr", "supernode", "register", str(key), NAME] for key in keys]
-    started = [
-        subprocess.Popen(
-            c, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for c in commands
-    ]
-    outputs = [process.communicate()[0].decode() for process in started]
-    for key, process, output in zip(keys, started, outputs, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"{key} could not be registered: {output}")
-    return len(keys)
-
-
 def run_command(folder: Path, options: Sequence[str]) -> list[str]:
     return ["flwr", "run", str(folder / APP), NAME, "--stream", *options]
 

@@ -25,6 +25,7 @@ LAYERS = [
     ["record"],
     ["theory", "experiment", "terminal"],
     ["comparison", "bench"],
+    ["reproduction"],
     ["cli_compare", "cli_bench", "flower"],
     ["cli"],
     ["__main__", "__init__"],

@@ -86,7 +86,7 @@ def test_a_middle_dimension_left_whole_keeps_its_place():
     ).x
     assert torch.equal(part.extract(full)["t"], full["t"][[1]][:, :, [0, 2]])
     total = torch.zeros(24)
-    total[part.positions()] = part.flatten(part.extract(full))
+    total[part.positions] = part.flatten(part.extract(full))
     assert torch.equal(total.reshape(2, 3, 4), part.expand(part.extract(full))["t"])
 
 

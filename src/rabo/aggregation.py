@@ -1,6 +1,6 @@
 """How the server makes one value of an entry from those of the clients that hold it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,31 +50,26 @@ class CoveredTrimmed(Covered):
     """Keeps every reply until all are there: its memory grows with the number of clients."""
 
     def __init__(self, like: Params, aggregate: Aggregate):
-        super().__init__()
-        self._like, self._aggregate = like, aggregate
-        self._replies: list[tuple[Part, Params]] = []
+        super().__init__(like)
+        self._aggregate = aggregate
+        self._replies: list[tuple[Part, Tensor]] = []
 
     def add(self, part: Part, values: Params) -> None:
-        self._replies.append((part, {name: value.clone() for name, value in values.items()}))
+        self._replies.append((part, part.flatten(values).clone()))
         self.holders.add(part)
 
-    def mean(self) -> dict[str, Tensor]:
-        held = {part: part.held() for part, _ in self._replies}
-        return {name: self._middle(name, like, held) for name, like in self._like.items()}
-
-    def sum(self) -> dict[str, Tensor]:
-        return {name: mean * self.count.get(name, 0) for name, mean in self.mean().items()}
-
-    def _middle(self, name: str, like: Tensor, held: Mapping[Part, Params]) -> Tensor:
-        if not self._replies:
-            return torch.zeros_like(like)
-        count = self.count[name].expand_as(like)
+    def flat_mean(self) -> Tensor:
+        count = self.flat_count
+        rows = [self._row(part, values) for part, values in self._replies]
+        if not rows:
+            return torch.zeros_like(self.lay(self.like))
         skipped = self._aggregate.num_trimmed(count)
-        rows = [
-            part.expand({name: values[name]})[name].masked_fill(held[part][name] == 0, torch.inf)
-            for part, values in self._replies
-        ]
         ranked = torch.stack(rows).sort(dim=0).values  # those who do not hold an entry come last
-        rank = torch.arange(len(rows), device=like.device).reshape(-1, *[1] * like.dim())
+        rank = torch.arange(len(rows), device=count.device).unsqueeze(1)
         counts = (rank >= skipped) & (rank < count - skipped)
         return ranked.where(counts, 0).sum(dim=0) / (count - 2 * skipped).clamp(min=1)
+
+    def _row(self, part: Part, values: Tensor) -> Tensor:
+        held = torch.zeros_like(self.flat_count)
+        part.count_in(held)
+        return part.place(values).masked_fill(held == 0, torch.inf)

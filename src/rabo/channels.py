@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,21 +55,48 @@ class Channels:
             for level in ("x", "y")
         }
 
+    @cached_property
+    def distinct(self) -> tuple[list[np.ndarray], dict[str, dict[str, dict[int, int]]]]:
+        """The different vectors of units, and which of them each dimension of a tensor has."""
+        numbers: dict[bytes, int] = {}
+        vectors: list[np.ndarray] = []
+        which: dict[str, dict[str, dict[int, int]]] = {"x": {}, "y": {}}
+        for name, dims in self.axes.items():
+            for dim, units in dims.items():
+                vector = units.cpu().numpy()
+                number = numbers.setdefault(vector.tobytes(), len(numbers))
+                if number == len(vectors):
+                    vectors.append(vector)
+                which[name[0]].setdefault(name[2:], {})[dim] = number
+        return vectors, which
+
     def importance(self, x: Params, y: Params) -> Tensor:
         """Return the sum of squared weights that belong to each unit."""
         params = {f"x.{k}": v for k, v in x.items()} | {f"y.{k}": v for k, v in y.items()}
-        device = next(iter(params.values())).device if params else None
-        scores = torch.zeros(self.num_units + 1, dtype=torch.float64, device=device)
-        for name, dims in self.axes.items():
-            squares = params[name].square()
-            loose = [d for d in range(squares.dim()) if d not in dims]
-            if loose:
-                squares = squares.sum(loose, keepdim=True)
-            for dim, units in dims.items():
-                others = [d for d in range(squares.dim()) if d != dim]
-                per_position = squares.sum(others) if others else squares
-                scores.index_add_(0, units.to(device) % len(scores), per_position.double())
+        sizes = [
+            torch.linalg.vector_norm(value, dim=[d for d in range(value.dim()) if d != dim])
+            if (value := params[name]).dim() > 1
+            else value
+            for name, dims in self.axes.items()
+            for dim in dims
+        ]
+        first = next(iter(params.values()), torch.zeros(0))
+        scores = first.new_zeros(self.num_units + 1, dtype=torch.float64)
+        if sizes:
+            squares = torch.cat(sizes).double().square()
+            scores.index_add_(0, self._units_of_positions(first.device), squares)
         return scores[:-1]  # the last one collected the positions that are always kept
+
+    def _units_of_positions(self, device: torch.device) -> Tensor:
+        """The units of all positions of all dimensions; what is always kept is the last."""
+        if device not in self._on_device:
+            units = [units.cpu() for dims in self.axes.values() for units in dims.values()]
+            self._on_device[device] = (torch.cat(units) % (self.num_units + 1)).to(device)
+        return self._on_device[device]
+
+    @cached_property
+    def _on_device(self) -> dict[torch.device, Tensor]:
+        return {}
 
     def restricted_to(self, level: str) -> "Channels":
         """Cut only tensors of x (or of y): a group that also touches the other level is whole."""

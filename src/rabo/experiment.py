@@ -1,7 +1,7 @@
 """One run of a task: made from plain options, recorded in a folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from math import inf
@@ -18,7 +18,7 @@ from rabo.errors import lookup
 from rabo.federation import Federation, Result, Round, result_of
 from rabo.masks import Importance
 from rabo.record import RunFolder, versions
-from rabo.resources import Budget, Now, check_capacity
+from rabo.resources import Budget, Now, Resources, check_capacity
 from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
 from rabo.solve import make_algorithm
 from rabo.tasks import TASKS, Setup
@@ -38,6 +38,9 @@ class Experiment:
         "what clients have, dealt in turn: width fractions (1,1/2,1/4) or budgets (memory:64MB, "
         "multiply-adds:2G, traffic:1MB per round); by default 1, and 1/2 in loss-tuning",
     ] = None
+    rotate_capacities: Annotated[bool, "every round, clients take their neighbours' capacities"] = (
+        False
+    )
     rounds: Annotated[int, "number of rounds Q"] = 100
     participation: Annotated[float, "fraction of clients per round"] = 1.0
     seed: Annotated[int, "seed of data, model and draws"] = 0
@@ -109,7 +112,7 @@ class Experiment:
             raise ValueError(f"checkpoint_every must be at least 1, got {self.checkpoint_every}")
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
-        capacities = [kinds[i % len(kinds)] for i in range(self.clients)]
+        capacities = [self._resources(kinds, i) for i in range(self.clients)]
         setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
@@ -119,10 +122,18 @@ class Experiment:
         advice |= setup.own_options.get(self.algorithm, {})
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
+        if isinstance(options.get("beta"), Mapping):  # a schedule over all rounds
+            options["beta"] = {"rounds": self.rounds, **options["beta"]}
         algorithm = make_algorithm(self.algorithm, **options)
         if setup.judged_by is not None and hasattr(algorithm, "predict"):
             setup = setup.judged_by(algorithm.predict)  # type: ignore[attr-defined]
         return setup, algorithm
+
+    def _resources(self, kinds: Sequence[Now], client: int) -> Resources:
+        """Return what a client has: the same in all rounds, or the next kind in the next round."""
+        if self.rotate_capacities:
+            return lambda round: kinds[(client + round) % len(kinds)]
+        return kinds[client % len(kinds)]
 
     def _tolerance(self) -> Tolerance:
         return Tolerance(

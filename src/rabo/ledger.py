@@ -1,6 +1,6 @@
 """What a run costs and whom it covers; wraps any runtime, so no algorithm keeps accounts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rabo.covering import Holders, kept_fractions
+from rabo.covering import Holders
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
 from rabo.submodel import Cut, Part, level_of
-from rabo.tree import Params
+from rabo.tree import Params, lay, pieces
 
 Level = Literal["x", "y"]
 LEVELS: tuple[Level, Level] = ("x", "y")
@@ -58,9 +58,10 @@ class Ledger:
     trained: dict[Level, dict[str, Tensor]] = field(default_factory=lambda: {"x": {}, "y": {}})
     minimum: dict[Level, int | None] = field(default_factory=lambda: {"x": None, "y": None})
     _holders: dict[Level, Holders] = field(default_factory=dict)
-    _least_kept: dict[Level, float] = field(default_factory=dict)
+    _kept: dict[Level, list[Tensor]] = field(default_factory=dict)  # ‖θ⊙m‖ of each part
     _counted: set[tuple[Level, int]] = field(default_factory=set)
     _full: Mapping[Level, Params] = field(default_factory=dict)
+    _flat: dict[Level, Tensor] = field(default_factory=dict)  # the same, side by side
 
     def begin(self, x: Params, y: Params) -> None:
         """Open a round on the full model it starts from."""
@@ -96,16 +97,20 @@ class Ledger:
 
     def _start_counting(self) -> None:
         self._counted = set()
-        self._least_kept = {"x": 1.0, "y": 1.0}
-        self._holders = {level: Holders(partial(self._see_parts, level)) for level in LEVELS}
+        self._kept = {"x": [], "y": []}
+        self._flat = {level: lay(list(self._full[level].values())) for level in LEVELS}
+        self._holders = {
+            level: Holders(self._flat[level], partial(self._see_part, level)) for level in LEVELS
+        }
 
     def void(self) -> None:
         """Count nothing that was trained in the round under way; what it has cost stays."""
         self._start_counting()
 
     def end(self) -> dict[Level, Coverage]:
-        """Close the round and say what it covered."""
-        return {"x": self._coverage("x"), "y": self._coverage("y")}
+        """Close the round and say what it covered; the device is read once."""
+        read = torch.stack([self._count(level) for level in LEVELS]).tolist()
+        return {level: self._coverage(level, *row) for level, row in zip(LEVELS, read, strict=True)}
 
     def round_cost(self) -> Cost:
         """Return what the round under way has cost so far."""
@@ -159,37 +164,42 @@ class Ledger:
         self.total = self.total.plus(entry.cost)
         self.by_phase[entry.phase] = self.by_phase.get(entry.phase, Cost()).plus(entry.cost)
 
-    def _coverage(self, level: Level) -> Coverage:
-        full, trained = self._full[level], self.trained[level]
-        counts = self._holders[level].count()
-        stats = []
-        for name, count in counts.items():
-            positive = count > 0
-            trained[name] = trained[name] | positive if name in trained else positive
-            least = torch.where(positive, count, torch.inf).min()
-            stats.append(torch.stack([positive.sum().double(), least.double()]))
-        read = torch.stack(stats).tolist() if stats else []  # the device is read once
-        number = sum(
-            int(held) * (full[name].numel() // max(1, counts[name].numel()))
-            for name, (held, _) in zip(counts, read, strict=True)
-        )
-        minimum = int(min((least for held, least in read if held), default=0))
-        if number:
+    def _count(self, level: Level) -> Tensor:
+        """Book who trained what; return how many entries, the fewest clients, and what masks keep.
+
+        The last two are how many entries were ever trained, and min_i ‖θ⊙m_i‖²/‖θ‖².
+        """
+        count, full = self._holders[level].count(), self._flat[level]
+        kept = count.new_ones((), dtype=torch.float64)
+        if self._kept[level]:
+            whole = torch.linalg.vector_norm(full).double()
+            least = torch.stack(self._kept[level]).min().double()
+            kept = torch.where(whole > 0, least / whole, 0.0).square()
+        positive = count > 0
+        known = self.trained[level]
+        ever = positive | lay(list(known.values())) if known else positive
+        if known or self._kept[level]:
+            shapes = {name: tuple(value.shape) for name, value in self._full[level].items()}
+            self.trained[level] = pieces(ever, shapes)
+        fewest = torch.where(positive, count, torch.iinfo(count.dtype).max).min()
+        return torch.stack([positive.sum(), fewest, ever.sum(), kept]).double()
+
+    def _coverage(
+        self, level: Level, num: float, fewest: float, num_ever: float, kept: float
+    ) -> Coverage:
+        minimum = int(fewest) if num else 0
+        if num:
             known = self.minimum[level]
             self.minimum[level] = minimum if known is None else min(known, minimum)
-        noise = max(0.0, 1 - self._least_kept[level]) ** 0.5
-        return Coverage(minimum, number, self._fraction(level), noise)
+        ever = num_ever / max(1, self._flat[level].numel())
+        return Coverage(minimum, int(num), ever, max(0.0, 1 - kept) ** 0.5)
 
     def _fraction(self, level: Level) -> float:
-        full, trained = self._full.get(level, {}), self.trained[level]
-        total = sum(value.numel() for value in full.values())
-        held = torch.stack([t.sum() for t in trained.values()]).tolist() if trained else []
-        sizes = (full[name].numel() // t.numel() for name, t in trained.items())
-        return sum(h * size for h, size in zip(held, sizes, strict=True)) / max(1, total)
+        known = self.trained[level]
+        return float(lay(list(known.values())).double().mean()) if known else 0.0
 
-    def _see_parts(self, level: Level, parts: Sequence[Part]) -> None:
-        kept = min(kept_fractions(parts, self._full[level]))
-        self._least_kept[level] = min(self._least_kept[level], kept)
+    def _see_part(self, level: Level, part: Part) -> None:
+        self._kept[level].append(torch.linalg.vector_norm(part.take(self._flat[level])))
 
 
 def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:

@@ -279,7 +279,7 @@ class ClientProblem:
         """Whether the losses depend on how many units are kept, not on which."""
         parts = () if self.cut is None else (self.cut.x, self.cut.y)
         return all(
-            isinstance(part, Submodel) and (module is not None or not part.index)
+            isinstance(part, Submodel) and (module is not None or part.is_whole)
             for part, module in zip(parts, self.problem.definition.modules, strict=False)
         )
 

@@ -1,11 +1,12 @@
 """Run an algorithm over clients: the one function most users call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
+from rabo.algorithms.steps import OUTER_STEPS, SCHEDULES
 from rabo.clients import Client
 from rabo.errors import lookup
 from rabo.federation import Evaluate, Federation, Result, Round, result_of
@@ -13,9 +14,21 @@ from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
 from rabo.runtimes import Privacy, Runtime, Tolerance
 
+# options that are objects, by the names they have in plain options
+NAMED: Mapping[str, Mapping[str, Any]] = {
+    "policy": POLICIES,
+    "hypergradient": ESTIMATORS,
+    "outer_step": OUTER_STEPS,
+    "beta": SCHEDULES,
+}
+
 
 def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
-    """Return the algorithm of a name with its options, which may be names too, or the object."""
+    """Return the algorithm of a name with its options, or the object.
+
+    Options that are objects may be given by name too, or as a mapping of a name and options of
+    their own: {"name": "neumann", "num_terms": 5}.
+    """
     if not isinstance(algorithm, str):
         if options:
             raise ValueError(f"options belong to the algorithm object, got {sorted(options)}")
@@ -24,10 +37,19 @@ def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
     known = {option.name: option for option in fields(kind)}
     for name in options:
         lookup(f"option of {algorithm}", name, known)
-    for name, kinds in (("policy", POLICIES), ("hypergradient", ESTIMATORS)):
-        if isinstance(options.get(name), str):
-            options[name] = lookup(name, options[name], kinds)()
-    return kind(**options)
+    return kind(**{name: _made(name, value) for name, value in options.items()})
+
+
+def _made(option: str, value: Any) -> Any:
+    """Make the object that a plain option names; what names none stays as it is."""
+    if option not in NAMED or value == "auto" or not isinstance(value, (str, Mapping)):
+        return value
+    name, own = (value, {}) if isinstance(value, str) else (value.get("name", ""), dict(value))
+    own.pop("name", None)
+    try:
+        return lookup(option, name, NAMED[option])(**own)
+    except TypeError as error:
+        raise ValueError(f"{option} {name} must be given options that it has: {error}") from error
 
 
 def solve(

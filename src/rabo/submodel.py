@@ -1,15 +1,18 @@
 """Submodels as really smaller tensors."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rabo.channels import ALWAYS, Channels
-from rabo.tree import Params, num_bytes
+from rabo.tree import Params, cast, lay, num_bytes, pieces
 
 
 def level_of(name: str) -> Literal["x", "y"]:
@@ -17,85 +20,119 @@ def level_of(name: str) -> Literal["x", "y"]:
     return "x" if name.startswith("x") else "y"
 
 
-class Part(Protocol):
-    """The entries of a parameter tree that one client holds (m in the paper)."""
+class Part(ABC):
+    """The entries of a parameter tree that one client holds (m in the paper).
+
+    Where many tensors are cut alike it works on all of them laid side by side, one launch for all.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]  # of the full tensors, in their order
+    tensor_shapes: Mapping[str, tuple[int, ...]]  # of those that the client computes with
+    device: torch.device | None
+
+    @abstractmethod
+    def take(self, full: Tensor) -> Tensor:
+        """Return what the client computes with, from all entries side by side."""
+
+    @abstractmethod
+    def place(self, values: Tensor) -> Tensor:
+        """Undo `take`, with zeros for what the client does not hold; gradients flow through."""
+
+    @abstractmethod
+    def add_to(self, total: Tensor, values: Tensor, times: int = 1) -> None:
+        """Add to all entries side by side what the client holds of them, in place."""
+
+    @abstractmethod
+    def num_entries(self) -> int: ...
+
+    @abstractmethod
+    def num_bytes(self, part: Params) -> int:
+        """Return what tensors of this part take when they travel."""
+
+    @abstractmethod
+    def index_bytes(self) -> int:
+        """Return what it takes to say which entries these are."""
 
     @property
     def names(self) -> list[str]:
         """The tensors, in the order in which they are laid side by side."""
-        ...
+        return list(self.shapes)
 
     def extract(self, full: Params) -> dict[str, Tensor]:
         """Return θ ⊙ m as the tensors the client computes with."""
-        ...
+        taken = self.take(lay([full[name] for name in self.shapes]))
+        return cast(pieces(taken, self.tensor_shapes), full)
 
     def expand(self, part: Params) -> dict[str, Tensor]:
         """Return the part at its place among zeros; gradients flow through."""
-        ...
-
-    def positions(self) -> Tensor | None:
-        """Where the part's entries lie among all, tensors side by side as in `names`; None: all."""
-        ...
+        placed = self.place(torch.cat([part[name].reshape(-1) for name in self.shapes]))
+        return cast(pieces(placed, self.shapes), part)
 
     def flatten(self, part: Params) -> Tensor:
-        """Return the entries of a part in the order of its positions."""
-        ...
+        """Return the tensors of a part side by side."""
+        return lay([part[name] for name in self.shapes])
 
     def held(self) -> dict[str, Tensor]:
-        """Return 1 where an entry is held and 0 elsewhere, broadcastable to the full tensors."""
-        ...
+        """Return 1 where an entry is held and 0 elsewhere."""
+        count = torch.zeros(self.num_full, dtype=torch.int32, device=self.device)
+        self.count_in(count)
+        return pieces(count, self.shapes)
 
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors the client computes with."""
-        ...
+    def count_in(self, count: Tensor, times: int = 1) -> None:
+        """Add a number to the entries that are held, of all side by side."""
+        self.add_to(count, count.new_ones(()).expand(self._num_values), times)
 
-    def num_entries(self) -> int: ...
+    @cached_property
+    def num_full(self) -> int:
+        return sum(map(prod, self.shapes.values()))
 
-    def num_bytes(self, part: Params) -> int:
-        """Return what tensors of this part take when they travel."""
-        ...
-
-    def index_bytes(self) -> int:
-        """Return what it takes to say which entries these are."""
-        ...
+    @cached_property
+    def _num_values(self) -> int:
+        return sum(map(prod, self.tensor_shapes.values()))
 
 
 @dataclass(frozen=True, eq=False)
-class Submodel:
-    """An index vector for each cut dimension of each tensor."""
+class Submodel(Part):
+    """Rows of indices for each cut dimension of each tensor."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    index: Mapping[str, Mapping[int, Tensor]]
-    kept: Tensor  # whether each unit is kept, and True for positions that always are
-    axes: Mapping[str, Mapping[int, Tensor]]  # the unit of every position of every dimension
+    tensor_shapes: Mapping[str, tuple[int, ...]]
+    rows: Mapping[str, Sequence[Tensor]]  # whose sums are the positions held; none: all are
     num_units: int = 0
     device: torch.device | None = None
 
     @property
-    def names(self) -> list[str]:
-        return list(self.shapes)
+    def is_whole(self) -> bool:
+        return not self.rows
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Where the part's entries lie among all, tensors side by side."""
+        found = [reduce(lambda a, b: a.unsqueeze(-1) + b, rows) for rows in self.rows.values()]
+        return torch.cat([places.reshape(-1) for places in found])
+
+    def take(self, full: Tensor) -> Tensor:
+        return full if self.is_whole else full.index_select(0, self.positions)
+
+    def place(self, values: Tensor) -> Tensor:
+        if self.is_whole:
+            return values
+        return values.new_zeros(self.num_full).index_copy(0, self.positions, values)
+
+    def add_to(self, total: Tensor, values: Tensor, times: int = 1) -> None:
+        if self.is_whole:
+            total.add_(values, alpha=times)
+        else:
+            total.index_add_(0, self.positions, values, alpha=times)
 
     def extract(self, full: Params) -> dict[str, Tensor]:
-        return {name: self._select(name, value) for name, value in full.items()}
+        return dict(full) if self.is_whole else super().extract(full)
 
     def expand(self, part: Params) -> dict[str, Tensor]:
-        return {name: self._place(name, value) for name, value in part.items()}
-
-    def flatten(self, part: Params) -> Tensor:
-        return torch.cat([part[name].reshape(-1) for name in self.shapes])
-
-    def held(self) -> dict[str, Tensor]:
-        return {name: self._held(name) for name in self.shapes}
-
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        found = {}
-        for name, shape in self.shapes.items():
-            kept = self.index.get(name, {})
-            found[name] = tuple(len(kept[d]) if d in kept else n for d, n in enumerate(shape))
-        return found
+        return dict(part) if self.is_whole else super().expand(part)
 
     def num_entries(self) -> int:
-        return sum(map(prod, self.tensor_shapes().values()))
+        return self._num_values
 
     def num_bytes(self, part: Params) -> int:
         return num_bytes(part)
@@ -103,76 +140,48 @@ class Submodel:
     def index_bytes(self) -> int:
         return 4 * self.num_units
 
-    def positions(self) -> Tensor | None:
-        if not self.index:
-            return None
-        found, start = [], 0
-        for name, shape in self.shapes.items():
-            kept = self.index.get(name, {})
-            places = torch.zeros((), dtype=torch.int64, device=self.device)
-            for dim, size in enumerate(shape):
-                own = kept[dim] if dim in kept else torch.arange(size, device=self.device)
-                places = places.unsqueeze(-1) * size + own
-            found.append(places.reshape(-1) + start)
-            start += prod(shape)
-        return torch.cat(found)
-
-    def _select(self, name: str, value: Tensor) -> Tensor:
-        for dim, idx in self.index.get(name, {}).items():
-            value = value.index_select(dim, idx)
-        return value
-
-    def _place(self, name: str, value: Tensor) -> Tensor:
-        for dim, idx in self.index.get(name, {}).items():
-            shape = list(value.shape)
-            shape[dim] = self.shapes[name][dim]
-            value = value.new_zeros(shape).index_copy(dim, idx, value)
-        return value
-
-    def _held(self, name: str) -> Tensor:
-        shape = self.shapes[name]
-        held = torch.ones([1] * len(shape), dtype=torch.int32, device=self.device)
-        for dim, idx in self.index.get(name, {}).items():
-            row = torch.zeros(shape[dim], dtype=torch.int32, device=self.device)
-            row[idx] = 1
-            held = held * row.reshape([-1 if d == dim else 1 for d in range(len(shape))])
-        return held
-
 
 @dataclass(frozen=True, eq=False)
-class ElementMask:
+class ElementMask(Part):
     """Single entries, for policies that do not cut whole channels: saves traffic, not work."""
 
     mask: Mapping[str, Tensor]
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.mask)
-
-    def extract(self, full: Params) -> dict[str, Tensor]:
-        return {name: value * self.mask[name] for name, value in full.items()}
-
-    def expand(self, part: Params) -> dict[str, Tensor]:
-        return self.extract(part)
-
-    def positions(self) -> Tensor | None:
-        return None
-
-    def flatten(self, part: Params) -> Tensor:
-        values = self.extract(part)
-        return torch.cat([values[name].reshape(-1) for name in self.mask])
-
-    def held(self) -> dict[str, Tensor]:
-        return {name: mask.to(torch.int32) for name, mask in self.mask.items()}
-
-    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {name: tuple(mask.shape) for name, mask in self.mask.items()}
 
+    @property
+    def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.shapes
+
+    @property
+    def device(self) -> torch.device | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return next(iter(self.mask.values())).device
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        return lay(list(self.mask.values()))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        counts = torch.stack([mask.sum() for mask in self.mask.values()]).tolist()
+        return dict(zip(self.mask, counts, strict=True))
+
+    def take(self, full: Tensor) -> Tensor:
+        return full * self._flat
+
+    def place(self, values: Tensor) -> Tensor:
+        return values * self._flat
+
+    def add_to(self, total: Tensor, values: Tensor, times: int = 1) -> None:
+        total.add_(values * self._flat, alpha=times)
+
     def num_entries(self) -> int:
-        return sum(int(mask.sum()) for mask in self.mask.values())
+        return sum(self._numbers.values())
 
     def num_bytes(self, part: Params) -> int:
-        return sum(int(self.mask[name].sum()) * v.element_size() for name, v in part.items())
+        return sum(self._numbers[name] * v.element_size() for name, v in part.items())
 
     def index_bytes(self) -> int:
         return sum((mask.numel() + 7) // 8 for mask in self.mask.values())
@@ -197,28 +206,58 @@ class Cut(NamedTuple):
 
 def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | None = None) -> Cut:
     """Turn the kept units of each group into index vectors for x and y (Algorithm 1, line 5)."""
-    is_kept = torch.zeros(channels.num_units + 1, dtype=torch.bool)
+    is_kept = np.zeros(channels.num_units + 1, dtype=bool)
     for group, units in kept.items():
-        is_kept[channels.offsets[group] + units.cpu()] = True
+        is_kept[channels.offsets[group] + units.cpu().numpy()] = True
     is_kept[ALWAYS] = True
-    rows = {
-        (name, dim): is_kept[units].nonzero().squeeze(1)
-        for name, dims in channels.axes.items()
-        for dim, units in dims.items()
-        if not is_kept[units].all()  # a whole dimension needs no index
-    }
-    if rows and device is not None and device.type != "cpu":  # one transfer for all
-        sizes = [len(row) for row in rows.values()]
-        there = torch.cat(list(rows.values())).to(device, non_blocking=True).split(sizes)
-        rows = dict(zip(rows, there, strict=True))
-    num_units = sum(len(units) for units in kept.values())
+    vectors, which = channels.distinct
+    chosen = [is_kept[units].nonzero()[0] for units in vectors]
+    num_units = sum(units.shape[0] for units in kept.values())
     halves = {}
     for level in ("x", "y"):
-        shapes, axes = channels.of(level)
-        index: dict[str, dict[int, Tensor]] = {}
-        for (name, dim), row in rows.items():
-            if name.startswith(f"{level}."):
-                index.setdefault(name[2:], {})[dim] = row
+        (shapes, _), dims = channels.of(level), which[level]
+        small = {
+            name: tuple(
+                chosen[dims[name][d]].size if d in dims[name] else n for d, n in enumerate(shape)
+            )
+            if name in dims
+            else shape
+            for name, shape in shapes.items()
+        }
+        rows = {} if small == shapes else _rows(shapes, dims, chosen, device)
         counted = num_units if level == "x" else 0  # both halves are described by the same units
-        halves[level] = Submodel(shapes, index, is_kept, axes, counted, device)
+        halves[level] = Submodel(shapes, small, rows, counted, device)
     return Cut(halves["x"], halves["y"], dict(kept))
+
+
+def _rows(
+    shapes: Mapping[str, tuple[int, ...]],
+    dims: Mapping[str, Mapping[int, int]],
+    chosen: Sequence[np.ndarray],
+    device: torch.device | None,
+) -> dict[str, list[Tensor]]:
+    """Return what each cut dimension of each tensor adds to a position; one transfer for all."""
+    rows: list[np.ndarray] = []
+    numbers: dict[str, int] = {}  # of rows that a tensor has
+    start = 0
+    for name, shape in shapes.items():
+        stride, loose, own = prod(shape), 1, []
+        for dim, size in enumerate(shape):
+            stride //= max(1, size)
+            number = dims.get(name, {}).get(dim)
+            if number is None:
+                loose *= size  # whole dimensions that follow each other count as one
+                continue
+            if loose > 1:
+                own.append(np.arange(loose) * (stride * size))
+            own.append(chosen[number] * stride)
+            loose = 1
+        if loose != 1 or not own:
+            own.append(np.arange(loose))
+        own[0] = own[0] + start
+        rows += own
+        numbers[name] = len(own)
+        start += prod(shape)
+    flat = torch.from_numpy(np.concatenate(rows)).to(device, non_blocking=True)
+    there = iter(flat.split([row.size for row in rows]))
+    return {name: [next(there) for _ in range(number)] for name, number in numbers.items()}

@@ -1,7 +1,7 @@
 """Named tensors, and nested tensors as flat vectors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import isfinite, prod
 from typing import Any, TypeAlias
 
 import torch
@@ -60,6 +60,38 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.reshape(t.shape).to(t.dtype) for part, t in parts]
 
 
+def lay(tensors: Sequence[Tensor]) -> Tensor:
+    """Lay tensors side by side as one vector; without a copy where they are pieces of one."""
+    whole = block(tensors)
+    if whole is not None:
+        return whole
+    return torch.cat([t.reshape(-1) for t in tensors]) if tensors else torch.zeros(0)
+
+
+def block(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the vector whose pieces these tensors are, all of them and in this order, if any."""
+    whole = tensors[0]._base if tensors else None
+    if whole is None or whole.dim() != 1:
+        return None
+    end = whole.storage_offset()
+    for t in tensors:
+        if t._base is not whole or t.storage_offset() != end or not t.is_contiguous():
+            return None
+        end += t.numel()
+    return whole if end - whole.storage_offset() == whole.numel() else None
+
+
+def pieces(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Undo `lay`: named tensors that share the memory of a vector."""
+    parts = flat.split([prod(shape) for shape in shapes.values()])
+    return {n: part.view(shapes[n]) for n, part in zip(shapes, parts, strict=True)}
+
+
+def cast(params: Params, like: Params) -> dict[str, Tensor]:
+    """Give tensors the types of others; those that have them stay as they are."""
+    return {name: value.to(like[name].dtype) for name, value in params.items()}
+
+
 def as_tree(flat: Tensor, tree: Any) -> Any:
     """Undo `flatten` for the leaves of a tree, and keep its nesting."""
     return replace_leaves(tree, unflatten(flat, leaves(tree)))
@@ -71,7 +103,7 @@ def squared_norm(tree: Any) -> Tensor:
 
 
 def num_bytes(tree: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in leaves(tree))
+    return sum(t.nbytes for t in leaves(tree))
 
 
 def is_finite(tree: Any) -> bool:

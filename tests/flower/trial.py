@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -51,9 +52,13 @@ class Trial:
 
     def kill_server(self):
         """Kill -9 the server and all that it has started."""
-        for process in [*psutil.Process(self.server.pid).children(recursive=True), self.server]:
-            process.kill()
-            process.wait()
+        started = psutil.Process(self.server.pid).children(recursive=True)
+        self.server.kill()
+        self.server.wait()
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(started, timeout=30)
 
     def join(self, client, node_config=""):
         """Start a node."""

@@ -13,7 +13,7 @@ from rabo.seeding import stream
 from rabo.submodel import Cut
 from rabo.tree import Params
 
-MOST_CUTS = 64  # that are kept at a time where every client has its own
+MOST_CUTS = 16  # that are kept at a time where every client has its own
 
 
 @dataclass(frozen=True)

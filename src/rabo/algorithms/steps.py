@@ -6,10 +6,11 @@ from math import cos, pi
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from rabo.covering import Covered
 from rabo.tree import Params
+
+KEPT = ("first", "second", "steps")  # what Adam remembers
 
 
 class OuterStep(Protocol):
@@ -45,22 +46,18 @@ class Adam:
     def __call__(
         self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]:
-        slopes = mean.mean()
-        kept: dict[str, dict[str, Tensor]] = {"first": {}, "second": {}, "steps": {}}
-        moved = {}
-        for name, value in full.items():
-            zero = torch.zeros_like(value)
-            first, second, steps = (memory.get(k, {}).get(name, zero) for k in kept)
-            here = mean.count.get(name, zero) > 0
-            slope = slopes[name]
-            steps = steps + here
-            first = torch.where(here, first.lerp(slope, 1 - self.decay), first)
-            second = torch.where(here, second.lerp(slope.square(), 1 - self.square_decay), second)
-            root = (second / (1 - self.square_decay**steps).clamp(min=self.epsilon)).sqrt()
-            step = first / (1 - self.decay**steps).clamp(min=self.epsilon) / (root + self.epsilon)
-            moved[name] = torch.where(here, value - size * step, value)
-            kept["first"][name], kept["second"][name], kept["steps"][name] = first, second, steps
-        return moved, kept
+        slope, here, value = mean.flat_mean(), mean.flat_count > 0, mean.lay(full)
+        first, second, steps = (
+            mean.lay(memory[k]) if k in memory else torch.zeros_like(value) for k in KEPT
+        )
+        steps = steps + here
+        first = torch.where(here, first.lerp(slope, 1 - self.decay), first)
+        second = torch.where(here, second.lerp(slope.square(), 1 - self.square_decay), second)
+        root = (second / (1 - self.square_decay**steps).clamp(min=self.epsilon)).sqrt()
+        step = first / (1 - self.decay**steps).clamp(min=self.epsilon) / (root + self.epsilon)
+        moved = torch.where(here, value - size * step, value)
+        kept = zip(KEPT, (first, second, steps), strict=True)
+        return mean.named(moved), {name: mean.named(flat) for name, flat in kept}
 
 
 @dataclass(frozen=True)
@@ -72,3 +69,7 @@ class Cosine:
 
     def __call__(self, round: int) -> float:
         return self.start * (1 + cos(pi * min(round, self.rounds) / self.rounds)) / 2
+
+
+OUTER_STEPS = {"descent": Descent, "adam": Adam}
+SCHEDULES = {"cosine": Cosine}

@@ -1,5 +1,6 @@
 """Few-shot tasks: N characters, K drawings of each to learn from, others to be judged on."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -44,9 +45,9 @@ def sample_tasks(
     flat = chosen * num_drawings + drawings
     return Tasks(
         support=gather(characters.images, flat[:, :, :shots]),
-        support_labels=label(characters.images, num_tasks, ways, shots),
+        support_labels=label(characters.images.device, num_tasks, ways, shots),
         query=gather(characters.images, flat[:, :, shots:]),
-        query_labels=label(characters.images, num_tasks, ways, queries),
+        query_labels=label(characters.images.device, num_tasks, ways, queries),
     )
 
 
@@ -56,10 +57,10 @@ def gather(images: Tensor, index: Tensor) -> Tensor:
     return drawings.unsqueeze(2).float() / 255
 
 
-def label(images: Tensor, num_tasks: int, ways: int, per_class: int) -> Tensor:
+@lru_cache(maxsize=16)
+def label(device: torch.device, num_tasks: int, ways: int, per_class: int) -> Tensor:
     """The labels 0, ..., 0, 1, ..., ways - 1 of every task."""
-    labels = torch.arange(ways, device=images.device).repeat_interleave(per_class)
-    return labels.repeat(num_tasks, 1)
+    return torch.arange(ways, device=device).repeat_interleave(per_class).repeat(num_tasks, 1)
 
 
 def check_task(

@@ -1,6 +1,7 @@
 """The ServerApp and the ClientApp that `flwr run` takes, from the options of a run."""
 
 import logging
+import os
 import secrets
 import time
 from dataclasses import replace
@@ -14,12 +15,13 @@ from flwr.serverapp import Grid, ServerApp
 from rabo.experiment import Experiment, choose_device, resume, run
 from rabo.federation import Round
 from rabo.flower import sites
-from rabo.flower.lifetime import end_with_parent
+from rabo.flower.lifetime import end_with
 from rabo.flower.messages import fault_records
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
 from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
+from rabo.resources import at_round
 from rabo.runtimes import Privacy
 
 log = logging.getLogger("flwr")
@@ -36,7 +38,8 @@ def client_app(folder: Path) -> ClientApp:
         try:
             worker, capacity = sites.recall(str(folder), options, _partition(context), device)
             if kind == WIDTH:
-                width = ask_width(node, capacity, worker.problem, worker.algorithm, context.state)
+                asked = at_round(capacity, int(message.content.config_records["task"]["round"]))  # type: ignore[arg-type]
+                width = ask_width(node, asked, worker.problem, worker.algorithm, context.state)
                 content = width_records(worker.client, width)
             else:
                 privacy = _privacy(context, folder)
@@ -58,7 +61,7 @@ def server_app(folder: Path) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        end_with_parent()  # or it would wait for its SuperLink for ever
+        end_with(os.getppid())  # or it would wait for its SuperLink for ever
         config = context.run_config
         experiment = experiment_of(config, folder)
         out = Path(str(config["out"]) or f"runs/flower-{context.run_id}").absolute()

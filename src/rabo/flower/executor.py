@@ -20,7 +20,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import rabo.flower.app  # noqa: F401 - so that a forked process finds it imported
 from rabo.flower import sites
-from rabo.flower.lifetime import end_with_parent
+from rabo.flower.lifetime import end_with
 from rabo.metering import measure
 
 NUM_THREADS = torch.get_num_threads()
@@ -34,9 +34,10 @@ class Forked(SubprocessExecutor):
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         reader, writer = os.pipe()
+        parent = os.getpid()
         if os.fork() == 0:
             os.close(reader)
-            _work(spec, writer)
+            _work(spec, writer, parent)
         os.close(writer)
         self._pipes.append(reader)
         return LaunchResult.accepted()
@@ -54,14 +55,14 @@ class Forked(SubprocessExecutor):
                     sites.recall(*json.loads(site))
 
 
-def _work(spec: ExecutionSpec, writer: int) -> None:
+def _work(spec: ExecutionSpec, writer: int, parent: int) -> None:
     """Answer one message, tell for which site, and end."""
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         exit_handler.registered_exit_handlers.clear()  # those are the parent's
         torch.set_num_threads(NUM_THREADS)
-        end_with_parent()
+        end_with(parent)
         run_clientapp(spec.runtime_api_address, spec.token, spec.insecure)
     except SystemExit as done:
         status = int(done.code or 0)
@@ -72,12 +73,13 @@ def _work(spec: ExecutionSpec, writer: int) -> None:
 
 
 def main() -> None:
-    end_with_parent()
+    address, parent = sys.argv[1], int(sys.argv[2])
+    end_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that end
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     measure(lambda: torch.ones(1))  # imports what torch imports late
     run_superexec.get_executor = lambda *_, **__: Forked()  # pyright: ignore[reportPrivateImportUsage]
-    run_superexec.run_superexec(sys.argv[1], insecure=True)
+    run_superexec.run_superexec(address, insecure=True)
 
 
 if __name__ == "__main__":

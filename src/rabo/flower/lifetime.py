@@ -5,9 +5,9 @@ import threading
 import time
 
 
-def end_with_parent() -> None:
+def end_with(parent: int) -> None:
     """End this process at once when the one that started it has ended, even by kill -9."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:

@@ -32,7 +32,7 @@ def main() -> None:
     start_client_internal.time = SimpleNamespace(sleep=lambda s: time.sleep(min(s, POLL)))  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *arguments, "--isolation", "process", "--port", port]
     executor = [sys.executable, "-m", "rabo.flower.executor", f"127.0.0.1:{port}"]
-    child = subprocess.Popen(executor)  # ends when this process does
+    child = subprocess.Popen([*executor, str(os.getpid())])  # ends when this process does
     threading.Thread(target=_follow, args=(child, forgotten), daemon=True).start()
 
     send = os.kill

@@ -11,7 +11,7 @@ from rabo.algorithms import Algorithm
 from rabo.errors import lookup
 from rabo.experiment import Experiment
 from rabo.flower.worker import Worker
-from rabo.resources import Now, at_round
+from rabo.resources import Resources
 from rabo.tasks import TASKS, Setup
 
 recent: tuple[str, Sequence[Sequence[Any]], int, str] | None = None  # what was asked for last
@@ -19,7 +19,7 @@ recent: tuple[str, Sequence[Sequence[Any]], int, str] | None = None  # what was 
 
 def recall(
     folder: str, options: Sequence[Sequence[Any]], client: int, device: str
-) -> tuple[Worker, Now]:
+) -> tuple[Worker, Resources]:
     """Return a client and what the run says it has."""
     global recent
     recent = (folder, options, client, device)
@@ -69,11 +69,11 @@ def _plain(value: str) -> Any:
 @lru_cache(maxsize=64)
 def _site(
     folder: str, options: tuple[tuple[str, Any], ...], client: int, device: str
-) -> tuple[Worker, Now]:
+) -> tuple[Worker, Resources]:
     setup, algorithm = _built(folder, options, device)
     own = setup.clients[client]
     _ = own.problem.channels  # found, and proved, on first use
-    return Worker(client, own.problem, algorithm), at_round(own.capacity, 0)
+    return Worker(client, own.problem, algorithm), own.capacity
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,6 @@
 """Named pieces of the importance order: the tool for setting C*_x by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Generator
@@ -19,23 +19,28 @@ class Segments:
     """
 
     num_segments: int = 4
-    assignment: Mapping[int, int] = field(default_factory=dict)
+    assignment: Mapping[int, int] | Sequence[int] = field(default_factory=dict)
     shared = False
 
     def __post_init__(self) -> None:
         if self.num_segments < 1:
             raise ValueError(f"num_segments must be at least 1, got {self.num_segments}")
-        for client, segment in self.assignment.items():
+        for client, segment in self._assigned.items():
             if not 0 <= segment < self.num_segments:
                 raise ValueError(
                     f"the segment of client {client} must lie in 0..{self.num_segments - 1}, "
                     f"got {segment}"
                 )
 
+    @property
+    def _assigned(self) -> Mapping[int, int]:
+        given = self.assignment
+        return given if isinstance(given, Mapping) else dict(enumerate(given))
+
     def __call__(
         self, whole: Whole, width: float, client: int, round: int, generator: Generator
     ) -> Cut:
-        segment = self.assignment.get(client, client % self.num_segments)
+        segment = self._assigned.get(client, client % self.num_segments)
         kept = {}
         for group, order in whole.by_importance.items():
             if len(order) < self.num_segments:

@@ -43,6 +43,7 @@ class Reply(NamedTuple):
     scalars: Mapping[str, Any] = {}
     cost: Cost = Cost()
     fault: ClientError | None = None
+    norm: float | None = None  # over all arrays, where a runtime of the server's own has taken it
 
 
 class Answer(NamedTuple):

@@ -114,22 +114,24 @@ class Guarded:
             _same_names("arrays", wanted.arrays, reply.arrays)
             for name, params in reply.arrays.items():
                 level = level_of(name)
-                shapes = getattr(cut, level).tensor_shapes()
+                shapes = getattr(cut, level).tensor_shapes
                 _same_names(f"tensors of {name}", shapes, params)
                 for key, value in params.items():
                     _check_tensor(f"{name}.{key}", value, shapes[key], self._dtypes[level][key])
             _same_names("scalars", wanted.scalars, reply.scalars)
             _check_numbers(reply.scalars, -inf)
             _check_numbers(reply.cost._asdict(), 0)
-            self._check_norm(reply.arrays)
+            self._check_norm(reply)
         except ReplyError as error:
             return error
         except Exception as error:  # a hostile reply may be anything
             return ReplyError(f"it cannot be read ({type(error).__name__}: {error})")
         return None
 
-    def _check_norm(self, arrays: Mapping[str, Params]) -> None:
-        norm = float(squared_norm(arrays)) ** 0.5 if any(arrays.values()) else 0.0
+    def _check_norm(self, reply: Reply) -> None:
+        norm = reply.norm
+        if norm is None:
+            norm = float(squared_norm(reply.arrays)) ** 0.5 if any(reply.arrays.values()) else 0.0
         if not norm <= self.tolerance.max_norm or norm == inf:
             raise ReplyError(
                 f"its norm must be finite and at most {self.tolerance.max_norm:g}, got {norm:g}"

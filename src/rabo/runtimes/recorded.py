@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isfinite, log2
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from rabo.metering import Cost, Meter
 from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, failed, perform
 from rabo.submodel import Cut
-from rabo.tree import leaves, map_leaves, only_tensors, shapes
+from rabo.tree import Params, block, lay, leaves, map_leaves, only_tensors, pieces, shapes
 
 SIDE_BY_SIDE = 16  # clients that run at the same time, each on a stream of its own
 
@@ -36,6 +37,7 @@ class Recorded:
         self._now: dict[int, tuple[Cut, Local]] = {}  # of the round under way
         self._kept: dict[Any, _StaticLocal] = {}  # by client and widths
         self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
+        self._most = _Most()
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         remaining = iter(tasks)
@@ -46,7 +48,7 @@ class Recorded:
         local = self._local(client, task)
         if isinstance(local, _StaticLocal):
             try:
-                recording = local.recording(work, task)
+                recording = local.recording(work, task, self._most)
                 started = recording and recording.start(task)
                 if started:
                     return started
@@ -56,6 +58,7 @@ class Recorded:
         reply = perform(work, task, local, self._meter)
         if isinstance(local, _StaticLocal) and reply.fault is None:
             local.costs[_key(work, task)] = reply.cost
+            self._most.see(work, reply.cost)
         return _Started(client, task, reply, None)
 
     def _local(self, client: int, task: Task) -> Local:
@@ -82,7 +85,21 @@ def can_be_recorded(problem: BilevelProblem) -> bool:
 
 
 def _key(work: Work, task: Task) -> Any:
-    return work.__name__, task.num_steps, shapes(task.arrays), tuple(task.scalars)
+    return work.__name__, task.num_steps, tuple(task.arrays), tuple(task.scalars)
+
+
+class _Most(dict[str, int]):
+    """The largest number of multiply-adds that a client has spent on work of a name."""
+
+    def see(self, work: Work, cost: Cost) -> None:
+        self[work.__name__] = max(self.get(work.__name__, 1), cost.multiply_adds)
+
+    def priority(self, work: Work, cost: Cost) -> int:
+        """Return how urgent a client's kernels are: one level for each halving of its width.
+
+        Small kernels would otherwise wait, one after the other, for the large ones of others.
+        """
+        return -int(log2(self[work.__name__] / max(1, cost.multiply_adds)) / 2 + 0.5)
 
 
 class _Started(NamedTuple):
@@ -106,7 +123,7 @@ def _finish(work: Work, started: list[_Started]) -> Iterator[tuple[int, Reply]]:
             continue
         number = len(recording.summary)
         (size, *values), read = read[:number], read[number:]
-        if not torch.isfinite(torch.tensor(size)):
+        if not isfinite(size):
             error = NonFiniteError(
                 f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
                 "beta='auto'"
@@ -115,7 +132,7 @@ def _finish(work: Work, started: list[_Started]) -> Iterator[tuple[int, Reply]]:
             continue
         scalars = dict(zip(recording.reply.scalars, values, strict=True))
         cost = recording.cost._replace(seconds=recording.player.seconds())
-        yield client, Reply(recording.reply.arrays, scalars, cost)
+        yield client, Reply(recording.reply.arrays, scalars, cost, norm=size)
 
 
 @dataclass
@@ -170,7 +187,7 @@ class _StaticLocal(Local):
         held.round = task.round
         return True
 
-    def recording(self, work: Work, task: Task) -> "_Recording | None":
+    def recording(self, work: Work, task: Task, most: _Most) -> "_Recording | None":
         """Return a recording of work that has been measured, made now if there is none."""
         key = _key(work, task)
         if key not in self.costs or self.has_changing_batches or not only_tensors(self.memory):
@@ -178,7 +195,8 @@ class _StaticLocal(Local):
         # memory that other work left must be what it was when this was recorded
         whole = (key, id(getattr(work, "__self__", None)), *sorted(map(id, self.memory.values())))
         if whole not in self.recordings:
-            self.recordings[whole] = _record(work, task, self, self.costs[key])
+            priority = most.priority(work, self.costs[key])
+            self.recordings[whole] = _record(work, task, self, self.costs[key], priority)
         return self.recordings[whole]
 
     def _fresh(self, task: Task, purpose: str | int) -> Batch:
@@ -193,7 +211,7 @@ class _Recording:
     task: Task  # static tensors
     purposes: list[str | int]
     reply: Reply
-    summary: Tensor  # a number that is finite if the reply is, then its scalars
+    summary: Tensor  # the norm of the reply, then its scalars
     memory: Mapping[str, Any]  # what the work leaves behind
     before: Mapping[str, Any]  # what it found, kept alive
     player: "_GraphPlayer | _Rerun"
@@ -203,7 +221,8 @@ class _Recording:
         """Load this round's inputs and let it run; None if they have other shapes."""
         if not all(self.local.refresh(task, purpose) for purpose in self.purposes):
             return None
-        copy_tree(self.task.arrays, task.arrays)
+        for name, params in task.arrays.items():
+            copy_tree(self.task.arrays[name], params)
         for name, value in self.task.scalars.items():
             value.fill_(task.scalars[name])  # type: ignore[attr-defined]
         self.local.is_loaded = True
@@ -215,11 +234,13 @@ class _Recording:
         return _Started(self.local.client, task, self.reply, self)
 
 
-def _record(work: Work, task: Task, local: _StaticLocal, cost: Cost) -> _Recording | None:
+def _record(
+    work: Work, task: Task, local: _StaticLocal, cost: Cost, priority: int
+) -> _Recording | None:
     """Record work, or return None if it cannot be."""
     device = leaves((task.arrays, local.memory))[0].device
     static = task._replace(
-        arrays=map_leaves(lambda t: t.detach().clone(), task.arrays),
+        arrays={name: as_block(params) for name, params in task.arrays.items()},
         scalars={
             name: torch.tensor(value, dtype=torch.float64, device=device)
             for name, value in task.scalars.items()
@@ -230,9 +251,11 @@ def _record(work: Work, task: Task, local: _StaticLocal, cost: Cost) -> _Recordi
     def run() -> tuple[Reply, Tensor | None, dict[str, Any]]:
         local.memory, local.used, local.has_drawn_itself = dict(before), {}, False
         reply = work(static, local)
+        arrays = {name: as_block(params) for name, params in reply.arrays.items()}
+        reply = reply._replace(arrays=arrays)
         return reply, _summary(reply), local.memory
 
-    player = _GraphPlayer() if device.type == "cuda" else _Rerun()
+    player = _GraphPlayer(priority) if device.type == "cuda" else _Rerun()
     found = player.record(run)
     local.memory, purposes = before, list(local.used)
     batches = [local.drawn[p].batch for p in purposes]
@@ -249,14 +272,26 @@ def _summary(reply: Reply) -> Tensor | None:
     values = list(reply.scalars.values())
     if not all(isinstance(v, Tensor) for v in values):
         return None
-    tensors = [t.detach() for t in leaves(reply.arrays) if t.numel()]
-    sizes = [n.double() for n in torch._foreach_norm(tensors)] if tensors else values  # pyright: ignore[reportPrivateImportUsage]
-    numbers = [v.detach().double().reshape(()) for v in (*sizes, *values)]
-    return torch.stack([torch.stack(numbers[: len(sizes)]).sum(), *numbers[len(sizes) :]])
+    vectors = [lay(leaves(params)) for params in reply.arrays.values() if params]
+    norms = [torch.linalg.vector_norm(v).double() for v in vectors]
+    norm = torch.linalg.vector_norm(torch.stack(norms or values))  # no arrays: only scalars count
+    return torch.stack([norm, *(v.detach().double().reshape(()) for v in values)])
+
+
+def as_block(params: Params) -> dict[str, Tensor]:
+    """Copy tensors into pieces of one vector, if they have one type."""
+    if len({t.dtype for t in params.values()}) != 1:
+        return {name: value.detach().clone() for name, value in params.items()}
+    flat = torch.cat([value.detach().reshape(-1) for value in params.values()])
+    return pieces(flat, {name: value.shape for name, value in params.items()})
 
 
 def copy_tree(into: Any, source: Any) -> None:
     """Copy tensors to where others are, all with few launches."""
+    whole, other = block(leaves(into)), block(leaves(source))
+    if whole is not None and other is not None:
+        whole.copy_(other, non_blocking=True)
+        return
     pairs = zip(leaves(into), leaves(source), strict=True)
     pairs = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr()]
     if pairs:
@@ -280,8 +315,8 @@ def _reading_allowed() -> Iterator[None]:
 class _GraphPlayer:
     """A CUDA graph on a stream of its own."""
 
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+    def __init__(self, priority: int) -> None:
+        self._stream = torch.cuda.Stream(priority=priority)
         self._graph = torch.cuda.CUDAGraph()
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 

@@ -79,7 +79,7 @@ class DigitsTask:
         def features(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
             # unit length on average bounds the curvature of the classifier's problem
             z = x(data[0])
-            return z / z.square().sum(dim=1).mean().sqrt()
+            return z / z.square().sum(dim=1).mean().clamp(min=1e-12).sqrt()
 
         def inner(z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
             penalty = self.penalty * sum(w.square().sum() for w in y.values()) / 2

@@ -54,6 +54,7 @@ class FewShotTask:
     split: Annotated[str, "shards (of characters), iid or dirichlet (by alphabet)"] = "shards"
     concentration: Annotated[float, "of the Dirichlet split"] = 0.1
     test_tasks: Annotated[int, "tasks of an evaluation"] = 600
+    interim_tasks: Annotated[int, "tasks of an evaluation before the last (0: as many)"] = 0
     test_steps: Annotated[int, "steps with which a head adapts to a test task"] = 100
     held_out: Annotated[str, "test alphabets, or validation (training alphabets)"] = "test"
 
@@ -86,7 +87,7 @@ class FewShotTask:
             **dict.fromkeys(SINGLE_LEVEL, joint),
             "dist-maml": {**joint, "adapt_rate": 2.0},
         }
-        judge = _Judge(self, problem, test, seed)
+        judge = _Judge(self, problem, test, rounds)
         setup = Setup(
             clients, judge, "accuracy", options, own, evaluate_every=20, finish=judge.draw
         )
@@ -185,7 +186,9 @@ def represent(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
     with side_by_side(num_tasks):
         z = x(data[0].transpose(0, 1).flatten(0, 1))
     z = z.reshape(num_images, num_tasks, -1).transpose(0, 1)
-    return z / z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).sqrt().clamp(min=1e-6)
+    # bounded before the root, whose slope at zero is infinite: a submodel may have no features left
+    size = z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).clamp(min=1e-12)
+    return z / size.sqrt()
 
 
 def _cross_entropy(z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
@@ -206,22 +209,27 @@ class _Judge:
     task: FewShotTask
     problem: Problem
     characters: Characters
-    seed: int
+    rounds: int
     predict: Callable[..., Tensor] | None = None
 
     def __call__(self, state: State, ledger: Ledger) -> dict[str, float]:
         """Judge the entries that were ever trained, and the full model where that is more."""
+        is_last = state.round >= self.rounds
+        number = self.task.test_tasks
+        if self.task.interim_tasks and not is_last:
+            number = min(number, self.task.interim_tasks)
         trained = {n: ledger.ever_trained(n, getattr(state, n)) for n in ("x", "y")}
-        mean, interval = accuracy_interval(self._accuracies(**trained))
+        mean, interval = accuracy_interval(self._accuracies(**trained, number=number))
         found = {"accuracy": mean, "interval": interval}
         if ledger.summary()["x_trained"] < 1:
-            found["full_accuracy"], _ = accuracy_interval(self._accuracies(state.x, state.y))
+            full = self._accuracies(state.x, state.y, number)
+            found["full_accuracy"], _ = accuracy_interval(full)
         return found
 
-    def _accuracies(self, x: Params, y: Params) -> Tensor:
+    def _accuracies(self, x: Params, y: Params, number: int) -> Tensor:
         chunks = []
-        for start in range(0, self.task.test_tasks, CHUNK):
-            tasks = self._tasks(start, min(CHUNK, self.task.test_tasks - start))
+        for start in range(0, number, CHUNK):
+            tasks = self._tasks(start, min(CHUNK, number - start))
             guesses = self._guesses(x, y, tasks)
             chunks.append((guesses == tasks.query_labels).double().mean(dim=1))
         return torch.cat(chunks)

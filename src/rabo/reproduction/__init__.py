@@ -1,0 +1,70 @@
+"""The paper's tables and figures, and studies beyond them: run, then collect."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rabo.errors import lookup
+from rabo.reproduction.collect import collect
+from rabo.reproduction.grid import (
+    TUNED,
+    Changes,
+    experiments_folder,
+    known_grids,
+    load_grid,
+    part_of,
+)
+from rabo.reproduction.sweep import sweep
+
+TUNING = "tuning"
+ALL = "all"
+
+
+def names() -> list[str]:
+    """Return what can be reproduced."""
+    return [*known_grids(), TUNING, ALL]
+
+
+def expand(name: str) -> list[str]:
+    """Return the experiments that a name stands for."""
+    lookup("experiment", name, dict.fromkeys(names()))
+    if name == TUNING:
+        return [each for each in known_grids() if each.startswith(TUNING)]
+    if name == ALL:
+        return [each for each in known_grids() if not each.startswith(TUNING)]
+    return [name]
+
+
+def reproduce(
+    name: str,
+    out: Path,
+    changes: Changes,
+    *,
+    tuned: Path | None = None,
+    limit: float | None = None,
+    part: tuple[int, int] = (1, 1),
+    only_collect: bool = False,
+    say: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Do the runs that are missing, then write tables and figures; return how many are left.
+
+    After `limit` seconds no run is begun; called again, it goes on. `part` is (k, n) where n
+    processes share the runs. Settings are read from, and by tuning written to, `tuned`.
+    """
+    begun, left = clock(), 0
+    tuned = tuned or experiments_folder() / TUNED
+    for each in expand(name):
+        grid = load_grid(each, tuned)
+        if not only_collect:
+            remaining = None if limit is None else limit - (clock() - begun)
+            runs = part_of(grid.runs(changes), part)
+            left += sweep(runs, out, limit=remaining, say=say, clock=clock)
+        for line in collect(grid, out, tuned):
+            say(line)
+    if left:
+        say(f"{left} runs are left: give the same command again to go on")
+    return left
+
+
+__all__: Sequence[str] = ["Changes", "names", "reproduce"]

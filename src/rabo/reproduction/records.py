@@ -1,0 +1,143 @@
+"""What the runs of a grid have reached, read back from their folders."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rabo.comparison import confidence
+from rabo.reproduction.grid import Changes, Grid, Run
+from rabo.reproduction.sweep import is_done
+
+NO_CHANGES = Changes()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run that has ended: its summary, its evaluations, and what it was asked for."""
+
+    run: Run
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    curve: Sequence[Mapping[str, Any]]
+
+    @property
+    def diverged(self) -> bool:
+        return self.summary["status"] != "finished"
+
+    @property
+    def headline(self) -> str:
+        return self.summary["headline"]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self.summary["metrics"]
+
+    @property
+    def bytes(self) -> int:
+        return self.summary["cost"]["bytes_up"] + self.summary["cost"]["bytes_down"]
+
+    @property
+    def multiply_adds(self) -> int:
+        return self.summary["cost"]["multiply_adds"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method in a setting, over the seeds that were run; values are per cent."""
+
+    setting: str
+    method: str
+    paper: float | None
+    value: float | None  # None: some seed diverged
+    interval: float | None
+    interval_over: str  # "seeds", or with one seed "test tasks" where the task says how sure it is
+    full_model: float | None  # where some entries were never trained
+    num_seeds: int
+    bytes: float
+    multiply_adds: float
+    seconds: float | None
+
+
+def read_records(grid: Grid, out: Path, only: Sequence[str] = ()) -> list[Record]:
+    """Return the runs that have ended, over however many seeds there are."""
+    seeds = grid.content["seeds"]
+    while any(_exists(run, out) for run in _of_seed(grid, seeds)):
+        seeds += 1
+    found = []
+    for run in grid.runs(Changes(seeds=seeds, only=only)):
+        folder = out / run.folder
+        if is_done(folder):
+            texts = {n: (folder / f"{n}.json").read_text() for n in ("config", "summary")}
+            config, summary = (json.loads(text) for text in texts.values())
+            lines = (folder / "curve.jsonl").read_text().splitlines()
+            found.append(Record(run, config, summary, [json.loads(line) for line in lines]))
+    return found
+
+
+def _of_seed(grid: Grid, seed: int) -> list[Run]:
+    return [run for run in grid.runs(Changes(seeds=seed + 1)) if run.experiment.seed == seed]
+
+
+def _exists(run: Run, out: Path) -> bool:
+    return is_done(out / run.folder)
+
+
+def grouped(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
+    """Return the seeds of every setting and method."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.run.setting, record.run.method), []).append(record)
+    return groups
+
+
+def cells_of(grid: Grid, records: Sequence[Record]) -> list[Cell]:
+    """Return the mean over seeds of everything that was run, with its interval."""
+    check_expectations(grid, records)
+    return [_cell(grid, *key, own) for key, own in grouped(records).items()]
+
+
+def check_expectations(grid: Grid, records: Sequence[Record]) -> None:
+    """Refuse runs whose coverage is not what their setting is about."""
+    for record in records:
+        expected = grid.settings[record.run.setting].get("expects", {})
+        for name, value in expected.items():
+            got = record.summary["coverage"][name]
+            if got != value:
+                raise ValueError(f"{record.run.name} must have {name} = {value}, got {got}")
+
+
+def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
+    mean, interval, over = spread([100 * r.metrics[r.headline] for r in own if not r.diverged])
+    if len(own) == 1 and "interval" in own[0].metrics:
+        interval, over = 100 * own[0].metrics["interval"], "test tasks"
+    if any(r.diverged for r in own):
+        mean, interval, over = None, None, ""
+    full = [100 * r.metrics["full_accuracy"] for r in own if "full_accuracy" in r.metrics]
+    seconds = [r.summary["wall_seconds"] for r in own if r.summary.get("wall_seconds")]
+    label = grid.methods(setting)[method].get("paper", "")
+    return Cell(
+        setting,
+        method,
+        grid.content.get("paper", {}).get("numbers", {}).get(setting, {}).get(label),
+        mean,
+        interval,
+        over,
+        fmean(full) if full and mean is not None else None,
+        len(own),
+        fmean(r.bytes for r in own),
+        fmean(r.multiply_adds for r in own),
+        fmean(seconds) if seconds else None,
+    )
+
+
+def spread(values: Sequence[float]) -> tuple[float | None, float | None, str]:
+    """Return the mean and, of two values or more, its 95 % interval by Student's t."""
+    if not values or not all(map(isfinite, values)):
+        return None, None, ""
+    if len(values) == 1:
+        return values[0], None, ""
+    return fmean(values), confidence(values), "seeds"

@@ -1,0 +1,95 @@
+"""What a command line may ask for, in words: options of both command lines."""
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+from rabo.experiment import parse_option
+from rabo.reproduction import names, reproduce
+from rabo.reproduction.grid import Changes
+
+DATA = "RABO_DATA"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Options of `rabo reproduce`; every field is annotated with its help text."""
+
+    name: str
+    out: Annotated[Path, "folder of runs, tables and figures"] = Path("runs/reproduce")
+    only: Annotated[
+        Sequence[str], "run these alone: patterns of SETTING/METHOD/seed-N, such as '*/rabo*/*'"
+    ] = field(default_factory=list)
+    rounds: Annotated[int | None, "other rounds than the file says"] = None
+    seeds: Annotated[int | None, "other number of seeds than the file says"] = None
+    device: Annotated[str, "auto, cpu or cuda"] = "auto"
+    data_root: Annotated[str | None, "folder of the data (else RABO_DATA, else the user cache)"] = (
+        None
+    )
+    option: Annotated[Sequence[str], "another option of the task: NAME=VALUE"] = field(
+        default_factory=list
+    )
+    tuned: Annotated[Path | None, "file of tuned settings (experiments/tuned.json)"] = None
+    limit: Annotated[float | None, "seconds after which no run is begun"] = None
+    part: Annotated[str, "K/N: do the K-th of N parts, for N processes side by side"] = "1/1"
+    collect: Annotated[bool, "run nothing: write tables and figures of what there is"] = False
+
+    def perform(self, say: Callable[[str], None] = print) -> int:
+        """Do what is asked; return 0, or 3 where runs are left."""
+        if self.data_root:
+            os.environ[DATA] = self.data_root  # not an option of runs: it is no part of a result
+        changes = Changes(
+            rounds=self.rounds,
+            seeds=self.seeds,
+            device=self.device,
+            task_options=dict(map(parse_option, self.option)),
+            only=tuple(self.only),
+        )
+        left = reproduce(
+            self.name,
+            self.out,
+            changes,
+            tuned=self.tuned,
+            limit=self.limit,
+            part=_part(self.part),
+            only_collect=self.collect,
+            say=say,
+        )
+        return 3 if left else 0
+
+    @classmethod
+    def declare(cls, parser: ArgumentParser) -> None:
+        """Add all options to a parser."""
+        parser.add_argument("name", choices=names(), metavar="NAME", help=", ".join(names()))
+        for option, kind, default, text in options_of(cls):
+            flag = f"--{option.replace('_', '-')}"
+            if kind is bool:
+                parser.add_argument(flag, action="store_true", help=text)
+            elif default == []:
+                parser.add_argument(flag, action="append", default=[], help=text)
+            else:
+                parser.add_argument(flag, type=kind, default=default, help=text)
+
+
+def options_of(kind: Any) -> list[tuple[str, Any, Any, str]]:
+    """Return name, type, default and help text of every option."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for each in fields(kind):
+        if each.name == "name":
+            continue
+        plain, text = get_args(hints[each.name])[:2]
+        made = next((t for t in get_args(plain) if t is not type(None)), plain)
+        default = each.default if each.default is not MISSING else []
+        found.append((each.name, made, default, text))
+    return found
+
+
+def _part(text: str) -> tuple[int, int]:
+    k, slash, n = text.partition("/")
+    if not (slash and k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
+        raise ValueError(f"part must be K/N with 1 <= K <= N, got {text!r}")
+    return int(k), int(n)

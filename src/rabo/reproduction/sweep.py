@@ -1,0 +1,133 @@
+"""Run what is missing of a grid, one run after the other, and keep what is small."""
+
+import gc
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rabo.checkpoint import write_atomically
+from rabo.errors import ClientError, NonFiniteError
+from rabo.experiment import choose_device, resume, run
+from rabo.reproduction.grid import Run
+
+KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
+FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it
+SPENT = ("multiply_adds", "bytes_up", "bytes_down")
+
+
+def sweep(
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    limit: float | None = None,
+    say: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Do the runs that are missing below `out`; return how many the time limit left.
+
+    A run that was cut goes on from its checkpoint. One that diverged is on record as such and is
+    not done again.
+    """
+    begun, left = clock(), 0
+    for i, each in enumerate(runs, start=1):
+        folder = out / each.folder
+        if is_done(folder):
+            check_same(each, folder)
+            continue
+        if limit is not None and clock() - begun > limit:
+            left += 1
+            continue
+        say(f"[{i}/{len(runs)}] {each.name}: {_do(each, folder, clock)}")
+    return left
+
+
+def is_done(folder: Path) -> bool:
+    """Say whether a run has ended and was reduced to what is kept."""
+    return (folder / "curve.jsonl").exists() and not (folder / "metrics.jsonl").exists()
+
+
+def check_same(run: Run, folder: Path) -> None:
+    """Refuse a folder whose run was asked for with other options."""
+    config = json.loads((folder / "config.json").read_text())
+    wanted = run.experiment.config()
+    other = [n for n, v in wanted.items() if n not in FREE and config.get(n, v) != v]
+    if other:
+        raise ValueError(
+            f"{folder} holds a run with another {', '.join(other)}; choose another --out, or give "
+            "the options that are there"
+        )
+
+
+def _do(each: Run, folder: Path, clock: Callable[[], float]) -> str:
+    """Do one run and return what it has reached."""
+    begun, why = clock(), ""
+    has_begun = (folder / "config.json").exists()
+    if has_begun:
+        check_same(each, folder)
+    if not _is_ended(folder):
+        try:
+            (resume if has_begun else run)(each.experiment, folder)
+        except (ClientError, NonFiniteError) as error:
+            if not isinstance(getattr(error, "cause", error), NonFiniteError):
+                raise
+            why = str(error)
+    about = {
+        "wall_seconds": None if has_begun else round(clock() - begun, 1),
+        "device": device_name(each.experiment.device),
+        "why": why,
+    }
+    _reduce(folder, about)
+    gc.collect()  # a GPU's memory is needed by the next run
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    summary = json.loads((folder / "summary.json").read_text())
+    if why:
+        return f"diverged after {summary['rounds']} rounds: {why}"
+    headline = summary["headline"]
+    interval = summary["metrics"].get("interval")
+    value = f"{headline.replace('_', ' ')} {summary['metrics'][headline]:.4f}"
+    return f"{value}{f' ± {interval:.4f}' if interval else ''}, {clock() - begun:.0f} s"
+
+
+def _is_ended(folder: Path) -> bool:
+    path = folder / "summary.json"
+    return path.exists() and json.loads(path.read_text())["status"] == "finished"
+
+
+def _reduce(folder: Path, about: dict[str, Any]) -> None:
+    """Keep the evaluations, with all that was spent before each, and the summary."""
+    summary = {**json.loads((folder / "summary.json").read_text()), **about}
+    write_atomically(folder / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    costs = {name: [line["cost"][name] for line in lines] for name in SPENT}
+    total = {n: list(accumulate(c, initial=summary["cost"][n] - sum(c))) for n, c in costs.items()}
+    points = [
+        {
+            "round": line["round"] + 1,
+            "metrics": line["metrics"],
+            "spent": {name: total[name][i + 1] for name in SPENT},
+            "coverage": {level: line["coverage"][level]["minimum"] for level in ("x", "y")},
+        }
+        for i, line in enumerate(lines)
+        if summary["headline"] in line["metrics"]
+    ]
+    text = "".join(json.dumps(point) + "\n" for point in points)
+    write_atomically(folder / "curve.jsonl", text.encode())
+    for path in sorted(folder.iterdir(), key=lambda p: p.name == "metrics.jsonl"):  # it goes last
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in KEPT:
+            path.unlink()
+
+
+def device_name(device: str) -> str:
+    """Return what a run was done on."""
+    if choose_device(device).startswith("cuda"):
+        return torch.cuda.get_device_name()
+    return "CPU"

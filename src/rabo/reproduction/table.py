@@ -1,0 +1,70 @@
+"""Tables "paper / ours" as JSON, CSV and Markdown."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from rabo.reproduction.grid import Grid
+from rabo.reproduction.records import Cell
+
+NOTE = (
+    "Per cent: the paper's number / ours with its 95 % interval, over seeds by Student's t or, "
+    "where marked *, of one seed over test tasks. Of the entries that were ever trained; the full "
+    "model's in brackets where some were not."
+)
+
+
+def write_tables(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
+    """Write table.json, table.csv and table.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    paper = grid.content.get("paper", {})
+    content = {
+        "title": grid.content["title"],
+        "paper": paper.get("where", ""),
+        "cells": [asdict(cell) for cell in cells],
+    }
+    (out / "table.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    with (out / "table.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow([field.name for field in fields(Cell)])
+        rows.writerows(asdict(cell).values() for cell in cells)
+    (out / "table.md").write_text(markdown(grid, cells) + "\n")
+
+
+def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
+    """Return a row per method and a column per setting."""
+    found = {(cell.setting, cell.method): cell for cell in cells}
+    settings = [s for s in grid.settings if any(cell.setting == s for cell in cells)]
+    methods = {m: own.get("label", m) for s in settings for m, own in grid.methods(s).items()}
+    if not cells:
+        return "Not run yet."
+    head = ["method", *(grid.settings[s].get("label", s) for s in settings)]
+    lines = [head, ["---"] * len(head)]
+    for method, label in methods.items():
+        row = [text_of(found.get((s, method)), _paper(grid, s, method)) for s in settings]
+        lines.append([label, *row])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    seeds = sorted({cell.num_seeds for cell in cells})
+    return f"{table}\n\n{NOTE} Seeds: {' to '.join(map(str, seeds))}."
+
+
+def _paper(grid: Grid, setting: str, method: str) -> float | None:
+    label = grid.methods(setting).get(method, {}).get("paper", "")
+    return grid.content.get("paper", {}).get("numbers", {}).get(setting, {}).get(label)
+
+
+def text_of(cell: Cell | None, paper: float | None) -> str:
+    """Return what a table shows of a cell: paper / ours."""
+    before = f"{paper:.2f} / " if paper is not None else ""
+    if cell is None:
+        return f"{before}not run yet"
+    if cell.value is None:
+        return f"{before}diverged"
+    text = f"{before}**{cell.value:.2f}**"
+    if cell.interval is not None:
+        text += f" ± {cell.interval:.2f}{'*' if cell.interval_over != 'seeds' else ''}"
+    if cell.full_model is not None and abs(cell.full_model - cell.value) > 5e-3:
+        text += f" ({cell.full_model:.2f})"
+    return text

@@ -1,0 +1,76 @@
+"""Choose the settings of every method from as many candidates, on validation data."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rabo.checkpoint import write_atomically
+from rabo.reproduction.grid import Grid, with_tuned
+from rabo.reproduction.records import Record, grouped, spread
+
+
+def choose(grid: Grid, records: Sequence[Record]) -> dict[str, Mapping[str, Any]]:
+    """Return the best candidate of every method of which all have been run.
+
+    The best has the highest mean of the headline over seeds; a candidate that diverged is none.
+    """
+    groups = grouped(records)
+    chosen = {}
+    for method in grid.settings:
+        candidates = grid.methods(method)
+        means = {name: _mean(groups.get((method, name), [])) for name in candidates}
+        if all((method, name) in groups for name in candidates):
+            best = max(means, key=lambda name: means[name])
+            if means[best] > float("-inf"):
+                chosen[method] = candidates[best]["run"]["algorithm_options"]
+    return chosen
+
+
+def _mean(records: Sequence[Record]) -> float:
+    if not records or any(record.diverged for record in records):
+        return float("-inf")
+    mean, _, _ = spread([record.metrics[record.headline] for record in records])
+    return float("-inf") if mean is None else mean
+
+
+def check_validation(grid: Grid, records: Sequence[Record]) -> None:
+    """Refuse runs that were judged on anything but validation data."""
+    for record in records:
+        judged = record.config["task_options"].get("held_out")
+        if judged != "validation":
+            raise ValueError(f"{record.run.name} must be judged on validation data, got {judged}")
+
+
+def write_choice(grid: Grid, records: Sequence[Record], tuned: Path) -> dict[str, Any]:
+    """Add what is chosen to the file that grids read."""
+    check_validation(grid, records)
+    chosen = choose(grid, records)
+    if chosen:
+        content = with_tuned(tuned, grid.content["tuned"], chosen)
+        text = json.dumps(content, indent=2) + "\n"
+        tuned.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(tuned, text.encode())
+    return chosen
+
+
+def candidates_table(grid: Grid, records: Sequence[Record]) -> str:
+    """Return all candidates and what they reach on validation data, the chosen ones in bold."""
+    groups, chosen = grouped(records), choose(grid, records)
+    lines = ["| method | candidate | validation |", "|---|---|---|"]
+    for method, about in grid.settings.items():
+        for name, candidate in grid.methods(method).items():
+            own = groups.get((method, name), [])
+            options = candidate["run"]["algorithm_options"]
+            text = _reached(own)
+            if chosen.get(method) == options:
+                text = f"**{text}**"
+            lines.append(f"| {about['label']} | {candidate['label']} | {text} |")
+    return "\n".join(lines)
+
+
+def _reached(records: Sequence[Record]) -> str:
+    if not records:
+        return "not run yet"
+    mean = _mean(records)
+    return "diverged" if mean == float("-inf") else f"{100 * mean:.2f}"

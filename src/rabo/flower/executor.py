@@ -73,11 +73,12 @@ def _work(spec: ExecutionSpec, writer: int, parent: int) -> None:
 
 
 def main() -> None:
-    address, parent = sys.argv[1], int(sys.argv[2])
+    address, parent, ready = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     end_with(parent)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that end
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     measure(lambda: torch.ones(1))  # imports what torch imports late
+    os.close(ready)
     run_superexec.get_executor = lambda *_, **__: Forked()  # pyright: ignore[reportPrivateImportUsage]
     run_superexec.run_superexec(address, insecure=True)
 

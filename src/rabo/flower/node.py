@@ -1,7 +1,7 @@
 """A SuperNode that looks for messages often and answers them at once: `rabo flower node`.
 
-It tries for a while where it is refused, and outlives its server: when that one has started anew
-and forgotten its nodes, it joins again.
+It joins when it can answer, tries for a while where it is refused, and outlives its server: when
+that one has started anew and forgotten its nodes, it joins again.
 """
 
 import os
@@ -32,7 +32,7 @@ def main() -> None:
     start_client_internal.time = SimpleNamespace(sleep=lambda s: time.sleep(min(s, POLL)))  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *arguments, "--isolation", "process", "--port", port]
     executor = [sys.executable, "-m", "rabo.flower.executor", f"127.0.0.1:{port}"]
-    child = subprocess.Popen([*executor, str(os.getpid())])  # ends when this process does
+    child = _started([*executor, str(os.getpid())])
     threading.Thread(target=_follow, args=(child, forgotten), daemon=True).start()
 
     send = os.kill
@@ -57,6 +57,16 @@ def main() -> None:
     child.wait()
     time.sleep(PAUSE)
     os.execv(sys.executable, [sys.executable, "-m", "rabo.flower.node", *arguments])
+
+
+def _started(executor: list[str]) -> subprocess.Popen[bytes]:
+    """Start the process that answers messages, and wait until it can; it ends with this one."""
+    reader, writer = os.pipe()
+    child = subprocess.Popen([*executor, str(writer)], pass_fds=[writer])
+    os.close(writer)
+    with os.fdopen(reader) as ready:
+        ready.read()
+    return child
 
 
 def _follow(child: subprocess.Popen[bytes], forgotten: threading.Event) -> None:

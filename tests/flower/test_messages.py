@@ -11,8 +11,10 @@ import rabo
 from rabo.channels import declare
 from rabo.flower.messages import (
     DTYPES,
+    MOST_INLINE,
     RAW,
     pack,
+    raw_of,
     read_cut,
     read_reply,
     read_task,
@@ -52,6 +54,15 @@ def test_tensors_of_any_type_and_shape_come_back_bit_for_bit(vectors):
     for name, params in vectors.items():
         assert list(found[name]) == list(params)
         assert [bits(t) for t in found[name].values()] == [bits(t) for t in params.values()]
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_vectors_of_any_size_come_back(extra):
+    """Large ones travel as an array, which Flower sends in parts."""
+    sent = {"x": {"w": torch.arange(MOST_INLINE + extra).to(torch.uint8)}}
+    records = RecordDict(pack("arrays", sent))
+    assert len(records.array_records) == extra
+    assert torch.equal(unpack("arrays", travel(records))["x"]["w"], sent["x"]["w"])
 
 
 def model(seed):
@@ -100,7 +111,7 @@ def test_only_held_entries_of_an_element_mask_travel():
     records = task_records(Task(0, 0, cut, {"x": cut.x.extract(whole.x)}), with_cut=True)
     bits = (12 + 7) // 8 + 1 + 1  # of x.w, x.b and y.v
     units = 4 * 4
-    sent = len(records.array_records["task"]["bytes"].data)
+    sent = len(raw_of("task", records))
     assert sent == cut.x.num_bytes(whole.x) + bits + units
 
 

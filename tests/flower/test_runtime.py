@@ -13,7 +13,7 @@ import rabo
 from problems import episodic_problem
 from rabo.algorithms import ALGORITHMS, RABO, Cohort
 from rabo.federation import Federation
-from rabo.flower.messages import DTYPES, RAW, has_cut
+from rabo.flower.messages import DTYPES, INLINE, RAW, has_cut, raw_of
 from rabo.flower.runtime import FlowerRuntime
 from rabo.flower.work import message_types, work_for
 from rabo.ledger import Ledger
@@ -105,7 +105,7 @@ def test_the_cut_travels_once_a_round_and_only_kept_entries_do():
     _, ledger = play(algorithm, problems, FlowerRuntime(grid), rounds=1)
     contents = [content for client, _, content in grid.seen if client == 2]
     assert [has_cut(content) for content in contents[1:]] == [True, True, False]
-    sizes = [len(content.array_records["task"]["bytes"].data) for content in contents[1:]]
+    sizes = [len(raw_of("task", content)) for content in contents[1:]]
     spent = [e.cost.bytes_down for e in ledger.entries if e.client == 2]
     assert sizes[1:] == spent
 
@@ -357,7 +357,7 @@ LAYOUTS = st.lists(
 NUMBERS = st.floats() | st.integers(-(2**63), 2**63 - 1)
 HEADS = st.dictionaries(
     st.sampled_from(
-        ["multiply_adds", "peak_memory_bytes", "seconds", "vector x", "vector y", "scalar residual"]
+        ["multiply_adds", "peak_memory_bytes", "seconds", "vector x", "vector y", INLINE]
     )
     | WORDS,
     LAYOUTS | NUMBERS | WORDS | st.binary(max_size=8),
@@ -397,8 +397,8 @@ def altered(draw):
     bad = draw(st.sampled_from([float("nan"), float("inf"), -1.0, "1", b"1"]))
 
     def change(content):
-        data = content.array_records["reply"]["bytes"].data
-        head = dict(content.config_records["reply.head"])
+        data, head = raw_of("reply", content), dict(content.config_records["reply.head"])
+        del head[INLINE]
         vector = next(name for name in head if name.startswith("vector "))
         dtype, shape, name = head[vector][0].split(" ", 2)
         if kind == "poison":

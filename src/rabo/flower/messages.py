@@ -25,44 +25,58 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Records = dict[str, ArrayRecord | ConfigRecord]
 NO_NUMBERS: Mapping[str, float] = {}
 VECTOR, SCALAR, CUT = "vector ", "scalar ", "cut "  # how names in a head begin
+INLINE, MOST_INLINE = "raw bytes", 2**20  # small vectors travel in the head itself
 MOST_WORDS = 500  # letters of what a client says about itself
 
 
 def pack(
     name: str, vectors: Mapping[str, Params], numbers: Mapping[str, float] = NO_NUMBERS
 ) -> Records:
-    """Write vectors as one array of bytes, with a head that says what it holds, and numbers.
+    """Write vectors as one row of bytes, with a head that says what it holds, and numbers.
 
-    One array and one head, because Flower sends every array and every record on its own.
+    Flower sends every array, every part of one and every record on its own: few are fast.
     """
     raw = b"".join(_bytes(t) for params in vectors.values() for t in params.values())
     head: dict[str, Any] = dict(numbers)
     for key, params in vectors.items():
         head[VECTOR + key] = [_describe(n, t) for n, t in params.items()]
+    if len(raw) <= MOST_INLINE:
+        return {f"{name}.head": ConfigRecord({**head, INLINE: raw})}
     array = Array("uint8", (len(raw),), RAW, raw)
     return {name: ArrayRecord({"bytes": array}), f"{name}.head": ConfigRecord(head)}
+
+
+def raw_of(name: str, records: RecordDict) -> bytes:
+    """Return the bytes of the vectors that `pack` wrote."""
+    head = records.config_records[f"{name}.head"]
+    if INLINE in head:
+        raw, kind = head[INLINE], RAW
+    else:
+        array = records.array_records[name]["bytes"]
+        raw, kind = array.data, array.stype
+    if kind != RAW or not isinstance(raw, bytes):
+        raise ValueError(f"{name} must come as raw bytes, got {kind!r} of {type(raw).__name__}")
+    return raw
 
 
 def unpack(
     name: str, records: RecordDict, device: torch.device | None = None
 ) -> dict[str, dict[str, Tensor]]:
     """Read the vectors that `pack` wrote; anything else is refused before it is used."""
-    array, head = records.array_records[name]["bytes"], records.config_records[f"{name}.head"]
-    if array.stype != RAW:
-        raise ValueError(f"{name} must come as raw bytes, got {array.stype!r}")
+    raw, head = raw_of(name, records), records.config_records[f"{name}.head"]
     found, start = {}, 0
     for key, layout in head.items():
         if key.startswith(VECTOR):
-            found[key.removeprefix(VECTOR)], start = _read(array.data, start, layout, device)
-    if start != len(array.data):
-        raise ValueError(f"{name} must have the bytes it describes, got {len(array.data)}")
+            found[key.removeprefix(VECTOR)], start = _read(raw, start, layout, device)
+    if start != len(raw):
+        raise ValueError(f"{name} must have the bytes it describes, got {len(raw)}")
     return found
 
 
 def numbers_of(name: str, records: RecordDict) -> dict[str, int | float]:
     """Read the numbers that `pack` wrote."""
     head = records.config_records[f"{name}.head"]
-    numbers = {key: value for key, value in head.items() if not key.startswith(VECTOR)}
+    numbers = {k: v for k, v in head.items() if k != INLINE and not k.startswith(VECTOR)}
     if not all(isinstance(value, int | float) for value in numbers.values()):
         raise ValueError(f"the head of {name} must have numbers, got {numbers}")
     return numbers  # type: ignore[return-value]

@@ -4,6 +4,7 @@ A round has the roll call and the two phases of RABO. The work itself is a few m
 round takes in one process is printed beside it.
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -14,13 +15,13 @@ from trial import Simulation, Trial
 
 from rabo.experiment import Experiment
 
-ROUNDS = 8
+ROUNDS = 13
 WARM = 2  # rounds in which processes start and build what they keep
 
 
-def stamps(trial: Trial, out: Path, *options: str, **config: object) -> list[float]:
+def stamps(trial: Trial, out: Path, **config: object) -> list[float]:
     """Return when each round was written."""
-    trial.begin(out, *options, **config)
+    trial.begin(out, **config)
     times: list[float] = []
     metrics = out / "metrics.jsonl"
     while len(times) < ROUNDS:
@@ -33,7 +34,8 @@ def stamps(trial: Trial, out: Path, *options: str, **config: object) -> list[flo
 def report(name: str, times: list[float]) -> None:
     each = sorted(b - a for a, b in zip(times[WARM:-1], times[WARM + 1 :], strict=True))
     middle, last = each[len(each) // 2], each[-1]
-    print(f"{name:<32} median {middle:.2f} s, slowest {last:.2f} s of {len(each)} rounds")
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{name:<24} median {middle:.2f} s, slowest {last:.2f} s of {len(each)} rounds, {load}")
 
 
 def main() -> None:
@@ -48,11 +50,7 @@ def main() -> None:
     ).federation()
     report("in process, 10 clients", [time.monotonic() for _ in plain.run(ROUNDS)])
     with tempfile.TemporaryDirectory() as folder, Simulation(Path(folder, "trial")) as trial:
-        config = "num-supernodes=10 client-resources-num-cpus=1"
-        times = stamps(
-            trial, Path(folder, "out"), "--federation-config", config, **task, clients=10
-        )
-        report("simulation, 10 clients", times)
+        report("simulation, 10 clients", stamps(trial, Path(folder, "out"), **task, clients=10))
     with tempfile.TemporaryDirectory() as folder, Trial(Path(folder, "trial")) as trial:
         times = stamps(trial, Path(folder, "out"), **task)
         report("deployment, 3 nodes", times)

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # threads of one process; tests run in one process per core
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint docs bench clean
 
 setup: $(READY)
 
@@ -27,8 +27,11 @@ lint: $(READY)
 test: $(READY)
 	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist loadgroup --durations 10
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(READY)
 	$(BIN)/rabo bench
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist

@@ -19,6 +19,7 @@ from rabo.cli import app
 
 COLUMNS = {
     "hypergradients": {"problem", "system", "version", "ms", "x plain", "rabo / it", "error"},
+    "estimators": {"problem", "estimator", "K", "error", "x time", "x multiply-adds", "x memory"},
     "rounds": {"round", "ms", "x rabo at 1", "x fedmbo", "rounds per second"},
     "runtimes": {"round", "runtime", "ms", "x plain", "largest difference in x"},
     "clients": {"clients", "ms per client", "peak MB", "x ms per client", "x peak MB"},
@@ -43,7 +44,12 @@ def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path):
     assert all(t["met"] == (t["value"] <= t["limit"]) for t in content["targets"])
     for target in content["targets"]:
         assert target["what"] in done.output
-    check = {"hypergradients": same_answers, "runtimes": same_bits, "memory": rafbo_holds_less}
+    check = {
+        "hypergradients": same_answers,
+        "estimators": counted_products,
+        "runtimes": same_bits,
+        "memory": rafbo_holds_less,
+    }
     check.get(name, lambda rows: None)(content["rows"])
 
 
@@ -53,6 +59,21 @@ def same_answers(rows):
         errors = {row["system"]: row["error"] for row in rows if row["problem"] == problem}
         assert errors["rabo ConjugateGradient"] == pytest.approx(errors["plain autograd"], rel=0.1)
         assert errors["rabo Unrolled"] == pytest.approx(errors["rabo Neumann"], rel=0.1)
+
+
+def counted_products(rows):
+    """On A the gradient of f costs two passes over the data, and every product as much."""
+    per_iteration = {"ConjugateGradient": 1, "Neumann": 1, "DirectionalDifference": 2}
+    for row in rows:
+        if row["problem"] == "A" and row["estimator"] in per_iteration:
+            expected = 2 + per_iteration[row["estimator"]] * row["K"]
+            assert row["x multiply-adds"] == pytest.approx(expected, rel=0.02)
+    for problem in ("A", "B"):
+        errors = {
+            (row["estimator"], row["K"]): row["error"] for row in rows if row["problem"] == problem
+        }
+        assert errors["ConjugateGradient", 30] < 1e-3 < errors["ConjugateGradient", 1]
+        assert errors["Unrolled", 30] == pytest.approx(errors["Neumann", 30], rel=0.1)
 
 
 def same_bits(rows):
@@ -66,10 +87,19 @@ def rafbo_holds_less(rows):
             assert row["x RABO's peak"] < 0.6
 
 
-def test_an_unknown_benchmark_gives_one_clear_line(tmp_path):
-    done = CliRunner().invoke(app, ["bench", "round", "--out", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "Did you mean 'rounds'" in " ".join(done.output.split())
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["round"], 1, "Did you mean 'rounds'"),
+        (["rounds", "--backbone", "conv"], 1, "Did you mean 'conv4'"),
+        (["rounds", "--repeats", "0"], 2, "--repeats"),
+        (["rounds", "--threads", "0"], 2, "--threads"),
+    ],
+)
+def test_a_wrong_argument_gives_one_clear_line(tmp_path, words, code, message):
+    done = CliRunner().invoke(app, ["bench", *words, "--quick", "--out", str(tmp_path)])
+    assert done.exit_code == code
+    assert message in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("make", [lambda: logistic(20), lambda: few_shot(4)])

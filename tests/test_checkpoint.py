@@ -21,6 +21,7 @@ from rabo.algorithms import RAFBO, Adam, FedBiOAcc, FedMBO, SimFBO
 from rabo.checkpoint import Checkpoints
 from rabo.errors import CheckpointError
 from rabo.experiment import Experiment, recorded_experiment, resume, run
+from watchers import OnRound
 
 ROUNDS = 5
 ALGORITHMS = {
@@ -110,7 +111,7 @@ def stop_after(rounds):
         if done.round + 1 == rounds:
             raise StoppedError
 
-    return stop
+    return [OnRound(stop)]
 
 
 SMALL = {
@@ -228,8 +229,8 @@ def test_a_missing_line_of_the_record_is_noticed(tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path, monkeypatch):
-    def run_and_interrupt(chosen, out, show):
-        return run(chosen, out, lambda done: signal.raise_signal(signal.SIGTERM))
+    def run_and_interrupt(chosen, out, writers):
+        return run(chosen, out, [OnRound(lambda done: signal.raise_signal(signal.SIGTERM))])
 
     monkeypatch.setattr(cli, "run", run_and_interrupt)
     out = tmp_path / "run"

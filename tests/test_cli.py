@@ -1,4 +1,5 @@
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -6,8 +7,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from rabo import cli, experiment
+from rabo import cli
 from rabo.cli import app
+from watchers import OnRound
 
 runner = CliRunner()
 
@@ -78,7 +80,15 @@ def test_digits_learns_on_unequal_clients(tmp_path):
         (["quadratic", "--alpha", "-1"], "alpha must be positive"),
         (["quadratic", "--beta", "-1"], "beta must be positive"),
         (["quadratic", "--device", "cuda"], "no GPU is available"),
+        (["quadratic", "--device", "gpu"], "device must be auto, cpu or cuda"),
         (["quadratic", "--participation", "0"], "participation must lie"),
+        (["quadratic", "--capacities", ""], "capacities must name at least one"),
+        (["quadratic", "--evaluate-every", "0"], "evaluate_every must be at least 1"),
+        (["quadratic", "--min-replies", "11"], "at most the number of clients, 10"),
+        (["quadratic", "--dim-x", "0"], "dim_x must be at least 1"),
+        (["digits", "--width", "0"], "width must be at least 1"),
+        (["few-shot", "--ways", "1"], "ways must be at least 2"),
+        (["few-shot", "--channels", "wide"], "channels must be widths such as 64,160,320,640"),
         (["few-shot", "--dataset", "omniglot", "--data-root", "/nowhere"], "use --download"),
     ],
 )
@@ -88,6 +98,36 @@ def test_a_wrong_argument_gives_one_clear_line_and_no_traceback(tmp_path, argume
     assert done.exit_code == 1
     assert message in text
     assert "Traceback" not in text
+
+
+def test_a_file_in_the_way_of_a_folder_gives_one_clear_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        done = call("run", "quadratic", "--clients", 2, "--rounds", 1, "--out", out)
+        assert done.exit_code == 1
+        assert "a file is in the way" in " ".join(done.output.split())
+
+
+def test_a_folder_without_a_run_cannot_be_resumed_and_says_which_can(tmp_path):
+    done = call("resume", tmp_path)
+    assert done.exit_code == 1
+    assert "give the folder that the run named" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("rabo re", "resume"),
+        ("rabo run ", "quadratic"),
+        ("rabo run digits --alg", "--algorithm"),
+        ("rabo run digits --algorithm fedm", "fedmbo"),
+        ("rabo run digits --policy ro", "rolling"),
+    ],
+)
+def test_the_tab_key_completes_commands_options_and_names(words, completed):
+    asked = {"_RABO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words}
+    done = runner.invoke(app, [], env=asked, prog_name="rabo")
+    assert f'"{completed}"' in done.output
 
 
 def test_a_beta_that_is_no_number_is_refused(tmp_path):
@@ -106,22 +146,45 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
 
 
 def test_ctrl_c_keeps_the_rounds_that_were_done(tmp_path, monkeypatch):
-    def run_and_interrupt(chosen, out, show):
-        def stop_after_three(done):
-            if done.round == 2:
-                raise KeyboardInterrupt
+    def stop_after_three(done):
+        if done.round == 2:
+            raise KeyboardInterrupt
 
-        return experiment.run(chosen, out, stop_after_three)
-
-    monkeypatch.setattr(cli, "run", run_and_interrupt)
-    out = tmp_path / "run"
-    done = call("run", "quadratic", "--clients", 2, "--rounds", 50, "--out", out)
+    monkeypatch.setattr(cli, "view_of", lambda *_: [OnRound(stop_after_three)])
+    out = tmp_path / "a run"
+    done = call("run", "quadratic", "--clients", 2, "--rounds", 5, "--out", out, "--quiet")
     assert done.exit_code == 130
     assert "interrupted" in done.output
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["rounds"] == 3
+    monkeypatch.undo()
+    command = shlex.split(done.output.partition("to go on: ")[2])
+    assert command == ["rabo", "resume", str(out), "--quiet"]
+    assert call(*command[1:]).exit_code == 0
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 5
+
+
+def test_ctrl_c_before_anything_is_made_asks_for_the_same_command(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run", interrupt)
+    done = call("run", "quadratic", "--out", tmp_path / "run")
+    assert done.exit_code == 130
+    assert "give the same command again" in " ".join(done.output.split())
+
+
+def test_quiet_prints_the_result_alone(tmp_path):
+    options = ("quadratic", "--clients", 2, "--rounds", 3)
+    loud = call("run", *options, "--out", tmp_path / "a").output
+    quiet = call("run", *options, "--out", tmp_path / "b", "--quiet").output
+    assert "making data" in loud
+    assert "round 3/3" in loud
+    assert "making data" not in quiet
+    assert "round 3/3" not in quiet
+    assert "of the full model" in quiet
 
 
 def test_a_run_that_diverges_fails_with_client_and_round_and_keeps_its_record(tmp_path):
@@ -162,3 +225,14 @@ def test_a_run_that_is_told_to_end_keeps_its_record(tmp_path):
         process.kill()
         process.wait()
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
+    asked = ["reproduce", "study-errata", "--only", "erratum-6/*/seed-0", "--device", "cpu"]
+    done = call(*asked, "--rounds", 2, "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "[2/2] erratum-6/corrected/seed-0: gradient norm" in done.output
+    assert "corrected" in (tmp_path / "study-errata" / "table.md").read_text()
+    assert call(*asked, "--rounds", 3, "--out", tmp_path).exit_code == 1  # holds other runs
+    assert call(*asked, "--seeds", 2, "--limit", 0, "--out", tmp_path / "new").exit_code == 3
+    assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1

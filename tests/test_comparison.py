@@ -10,6 +10,7 @@ from rabo import comparison
 from rabo.algorithms import ALGORITHMS
 from rabo.cli import app
 from rabo.comparison import Point, Price, common_target, confidence, price_of
+from watchers import OnRound
 
 runner = CliRunner()
 OPTIONS = ["--rounds", 4, "--clients", 2, "--seed", 3, "--seeds", 2, "--evaluate-every", 2]
@@ -112,21 +113,20 @@ def test_another_target_and_baseline_need_no_further_run(done, monkeypatch):
 def test_an_interrupted_comparison_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     out, begun, run = tmp_path / "out", [], comparison.run
 
-    def watched(experiment, where, on_round):
+    def watched(experiment, where, writers):
         begun.append((experiment.algorithm, experiment.seed))
 
         def stop(done):
-            on_round(done)
             if len(begun) == 3 and done.round == 1:
                 raise KeyboardInterrupt
 
-        return run(experiment, where, stop)
+        return run(experiment, where, [*writers, OnRound(stop)])
 
     resumed, resume = [], comparison.resume
 
-    def watched_resume(experiment, where, on_round):
+    def watched_resume(experiment, where, writers):
         resumed.append((experiment.algorithm, experiment.seed))
-        return resume(experiment, where, on_round)
+        return resume(experiment, where, writers)
 
     monkeypatch.setattr(comparison, "run", watched)
     monkeypatch.setattr(comparison, "resume", watched_resume)

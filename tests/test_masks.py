@@ -58,6 +58,8 @@ def test_segments_partition_the_importance_order(whole):
     assert [rows(policy, whole, client=i) for i in (0, 1, 2)] == [[1, 3], [0, 2], [1, 3]]
     named = rabo.Segments(num_segments=2, assignment={0: 1})
     assert rows(named, whole, client=0) == [0, 2]
+    listed = rabo.Segments(num_segments=2, assignment=[1, 1])
+    assert [rows(listed, whole, client=i) for i in (0, 1, 2)] == [[0, 2], [0, 2], [1, 3]]
 
 
 def test_segments_refuse_what_cannot_be_divided(whole):
@@ -65,6 +67,8 @@ def test_segments_refuse_what_cannot_be_divided(whole):
         rows(rabo.Segments(num_segments=4), whole)
     with pytest.raises(ValueError, match=r"must lie in 0\.\.3"):
         rabo.Segments(assignment={0: 4})
+    with pytest.raises(ValueError, match=r"client 1 must lie in 0\.\.3"):
+        rabo.Segments(assignment=[0, 4])
     with pytest.raises(ValueError, match="num_segments"):
         rabo.Segments(num_segments=0)
 

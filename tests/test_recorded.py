@@ -9,7 +9,7 @@ from rabo.errors import ClientError
 from rabo.experiment import Experiment
 from rabo.federation import Federation
 from rabo.hypergradients import CoordinateDifference, Neumann
-from rabo.runtimes import InProcess, Recorded
+from rabo.runtimes import Grouped, InProcess, Recorded
 from rabo.tasks import TASKS
 
 ROUNDS = 5
@@ -169,3 +169,50 @@ def test_every_algorithm_gives_the_same_bits_and_costs_recorded(name):
         for key, value in getattr(plain, level).items():
             assert torch.equal(value, getattr(fast, level)[key]), (level, key)
     assert plain_costs == fast_costs
+
+
+def moved(federation):
+    start, end = federation._start.x, federation.state.x
+    return torch.cat([(end[k] - start[k]).flatten().double() for k in end])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tolerance"),
+    [
+        (RABO(num_inner_steps=4, momentum=0.8, calibrate_every=2), 1e-4),
+        (RAFBO(num_inner_steps=4), 3e-3),  # differences, whose step is that of the group
+        (FedMBO(num_inner_steps=3, num_terms=3), 1e-4),
+    ],
+    ids=["rabo", "rafbo", "fedmbo"],
+)
+def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
+    # with this penalty systems are well conditioned, and rounding is not amplified
+    plain, plain_history, _ = run(InProcess, few_shot(penalty=0.3), algorithm)
+    fast, fast_history, runtime = run(Grouped, few_shot(penalty=0.3), algorithm)
+    assert {len(clients) for clients, _ in runtime._kept} > {1}, "nobody worked together"
+    assert (moved(plain) - moved(fast)).norm() <= tolerance * moved(plain).norm()
+    for name, value in plain.state.y.items():
+        torch.testing.assert_close(fast.state.y[name], value, rtol=tolerance, atol=tolerance)
+    for a, b in zip(plain_history, fast_history, strict=True):
+        assert a.cost.multiply_adds == b.cost.multiply_adds
+        assert (a.cost.bytes_up, a.cost.bytes_down) == (b.cost.bytes_up, b.cost.bytes_down)
+        covered = [{k: c._replace(mask_noise=0) for k, c in r.coverage.items()} for r in (a, b)]
+        assert covered[0] == covered[1]
+
+
+def test_work_that_trains_x_on_the_client_is_done_alone():
+    static = ALGORITHMS["static"](levels="both", beta=0.1, num_inner_steps=2)
+    plain, _, _ = run(InProcess, few_shot(), static)
+    fast, _, runtime = run(Grouped, few_shot(), static)
+    assert {len(clients) for clients, _ in runtime._kept} == {1}
+    assert all(torch.equal(v, fast.state.x[k]) for k, v in plain.state.x.items())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"clip": 1.0}, {"max_norm": 5.0}, {"on_fault": "drop"}, {"aggregate": "median"}],
+    ids=str,
+)
+def test_clients_are_not_one_where_single_answers_are_looked_at(option):
+    with pytest.raises(ValueError, match="grouped gives no single answers"):
+        Experiment(task="few-shot", runtime="grouped", clients=2, **option).federation()

@@ -5,9 +5,12 @@ import torch
 from torch import nn
 
 import rabo
+from rabo.algorithms import Adam, Cosine
+from rabo.experiment import Experiment
 from rabo.metering import Cost
 from rabo.resources import WIDTHS, Absent, Budget, at_round, parse_amount, width_for
 from rabo.seeding import stream
+from rabo.solve import make_algorithm
 from rabo.tasks.quadratic import random_quadratic
 
 FAMILY = random_quadratic(stream(0), 8, 8)
@@ -262,6 +265,41 @@ def test_policies_and_estimators_may_be_given_by_name():
         [client()], policy=rabo.Rolling(), hypergradient=rabo.Neumann(), rounds=1, beta=0.01
     )
     assert torch.equal(named.x["x"], made.x["x"])
+
+
+def test_objects_may_be_given_as_plain_options():
+    options = {
+        "policy": {"name": "segments", "num_segments": 2, "assignment": [1, 0]},
+        "hypergradient": {"name": "neumann", "num_terms": 3},
+        "outer_step": "adam",
+        "beta": {"name": "cosine", "start": 0.1, "rounds": 9},
+    }
+    made = make_algorithm("rabo", **options)
+    assert made == rabo.RABO(
+        policy=rabo.Segments(num_segments=2, assignment=[1, 0]),
+        hypergradient=rabo.Neumann(num_terms=3),
+        outer_step=Adam(),
+        beta=Cosine(0.1, 9),
+    )
+    assert make_algorithm("rabo", beta="auto") == rabo.RABO()
+    with pytest.raises(ValueError, match="options that it has"):
+        make_algorithm("rabo", hypergradient={"name": "neumann", "terms": 3})
+    with pytest.raises(ValueError, match="unknown hypergradient ''"):
+        make_algorithm("rabo", hypergradient={"num_terms": 3})
+
+
+def test_capacities_may_move_on_to_the_next_client_every_round():
+    options = {"task": "quadratic", "clients": 3, "capacities": "1,1/2,1/4", "rounds": 2}
+    federation, _ = Experiment(**options, rotate_capacities=True).federation()
+    widths = [list(done.present.values()) for done in federation.run(2)]
+    assert widths == [[1, 1 / 2, 1 / 4], [1 / 2, 1 / 4, 1]]
+
+
+def test_a_schedule_of_plain_options_runs_over_all_rounds():
+    schedule = {"beta": {"name": "cosine", "start": 0.1}}
+    options = {"task": "quadratic", "clients": 1, "rounds": 7, "algorithm_options": schedule}
+    federation, _ = Experiment(**options).federation()
+    assert federation.algorithm.beta == Cosine(0.1, 7)
 
 
 @pytest.mark.parametrize("beta", ["auto", 0.01])

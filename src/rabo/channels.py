@@ -100,16 +100,26 @@ class Channels:
 
     def restricted_to(self, level: str) -> "Channels":
         """Cut only tensors of x (or of y): a group that also touches the other level is whole."""
-        other = {"x": "y.", "y": "x."}[level]
-        touched = {
-            group
-            for group, start in self.offsets.items()
-            for name, dims in self.axes.items()
-            if name.startswith(other)
-            for units in dims.values()
-            if ((units >= start) & (units < start + self.units[group])).any()
+        other = {"x": "y", "y": "x"}[level]
+        return self.without(
+            dict.fromkeys(self.groups_of[other], f"joins x and y; only {level} is cut")
+        )
+
+    @cached_property
+    def groups_of(self) -> dict[str, list[str]]:
+        """The groups that cut tensors of x, and those that cut tensors of y; some cut both."""
+        return {
+            level: [
+                group
+                for group, start in self.offsets.items()
+                if any(
+                    ((units >= start) & (units < start + self.units[group])).any()
+                    for dims in self.of(level)[1].values()
+                    for units in dims.values()
+                )
+            ]
+            for level in ("x", "y")
         }
-        return self.without(dict.fromkeys(touched, f"joins x and y; only {level} is cut"))
 
     def without(self, whole: Mapping[str, str]) -> "Channels":
         """Keep some groups whole, with the reason."""

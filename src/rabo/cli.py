@@ -4,51 +4,87 @@ import contextlib
 import ctypes
 import importlib.util
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
 
+from rabo.algorithms import ALGORITHMS
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
+from rabo.cli_report import report
+from rabo.cli_reproduce import reproduce
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
-from rabo.federation import Result, Round
+from rabo.federation import Result
 from rabo.hypergradients import ESTIMATORS
+from rabo.live import view_of
 from rabo.masks import POLICIES
+from rabo.runtimes import RUNTIMES
 from rabo.tasks import TASKS, Task
-from rabo.terminal import console, guarded
+from rabo.terminal import console, errors, guarded
 from rabo.theory import run_theory
+from rabo.writers import MLflow, TensorBoard, Writer
 
+KNOWN = {
+    "algorithm": tuple(ALGORITHMS),
+    "runtime": ("auto", *RUNTIMES),
+    "device": ("auto", "cpu", "cuda"),
+    "aggregate": ("mean", "median", "trimmed"),
+}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
     help="Federated bilevel optimisation on submodels that fit each client.",
+    epilog="Example: rabo demo --rounds 10",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-run_app = typer.Typer(help="Run an algorithm on a task.", no_args_is_help=True)
+run_app = typer.Typer(
+    help="Run an algorithm on a task; the folder of the run has all that happened.",
+    epilog="Example: rabo run digits --capacities 1,1/2,1/4 --rounds 20 --out runs/first",
+    no_args_is_help=True,
+)
 app.add_typer(run_app, name="run")
-compare_app = typer.Typer(help="Compare algorithms on a task.", no_args_is_help=True)
+compare_app = typer.Typer(
+    help="Compare algorithms on a task: the same data and seeds, what they reach and cost.",
+    epilog="Example: rabo compare digits --algorithms rabo,fedmbo,fedavg --seeds 3 --rounds 20",
+    no_args_is_help=True,
+)
 app.add_typer(compare_app, name="compare")
-app.command("algorithms")(list_algorithms)
-app.command()(bench)
+app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
+app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
+app.command(epilog="Example: rabo report runs/first --out report.html")(report)
+app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app
 
     app.add_typer(flower_app, name="flower")
 
 
+def _option(text: str, names: tuple[str, ...] = ()) -> Any:
+    """Make an option with its help; the tab key completes names that are known."""
+    if not names:
+        return typer.Option(help=text)
+    return typer.Option(
+        help=text, autocompletion=lambda incomplete: [n for n in names if n.startswith(incomplete)]
+    )
+
+
 def algorithm_options(
     policy: Annotated[
-        str | None, typer.Option(help=f"which channels a client trains: {', '.join(POLICIES)}")
+        str | None,
+        _option(f"which channels a client trains: {', '.join(POLICIES)}", tuple(POLICIES)),
     ] = None,
     hypergradient: Annotated[
-        str | None, typer.Option(help=f"instead of the algorithm's own: {', '.join(ESTIMATORS)}")
+        str | None,
+        _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", tuple(ESTIMATORS)),
     ] = None,
     hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
     alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
@@ -78,41 +114,70 @@ def algorithm_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
+Quiet = Annotated[bool, typer.Option("--quiet", help="print the result alone")]
+ToTensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="also write all numbers to FOLDER/tensorboard")
+]
+ToMLflow = Annotated[
+    bool,
+    typer.Option(
+        "--mlflow", help="also send all numbers to MLFLOW_TRACKING_URI, or to mlruns beside FOLDER"
+    ),
+]
+
+
 def run_task(
     experiment: Experiment,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
+    quiet: Quiet = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
 ) -> None:
-    title = f"{experiment.task} · {experiment.algorithm}"
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{experiment.task}-{experiment.algorithm}-{stamp}"
-    console.print(f"{title}: making data and clients", highlight=False)
-    with _progress(title, experiment.rounds) as show:
-        result = guarded(lambda: run(experiment, folder, show), folder, _how_to_resume(folder))
-    _print_result(result, folder)
+    follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
+    _print_result(follow(lambda writers: run(experiment, folder, writers)), folder)
 
 
-@app.command("resume")
+@app.command("resume", epilog="Example: rabo resume runs/first --rounds 40")
 def resume_run(
     folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
     rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
+    quiet: Quiet = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
     experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
-    title = f"{experiment.task} · {experiment.algorithm}"
-    console.print(f"{title}: making data and clients", highlight=False)
-    with _progress(title, experiment.rounds) as show:
-        result = guarded(
-            lambda: resume(experiment, folder, show, _say), folder, _how_to_resume(folder)
-        )
-    _print_result(result, folder)
+    follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
+    say = partial(_say, to=errors) if quiet else _say  # what is unusual is said in any case
+    _print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder)
 
 
-def _how_to_resume(folder: Path) -> str:
-    return f"; to go on: rabo resume {folder}"
+def _follow(
+    experiment: Experiment,
+    folder: Path,
+    quiet: bool,
+    tensorboard: bool,
+    mlflow: bool,
+    train: Callable[[Sequence[Writer]], Result],
+) -> Result:
+    """Train and show it; what follows the run is opened before anything is made."""
+    flags = {"quiet": quiet, "tensorboard": tensorboard, "mlflow": mlflow}
+    given = "".join(f" --{name}" for name, wished in flags.items() if wished)
+
+    def work() -> Result:
+        kinds = {TensorBoard: tensorboard, MLflow: mlflow}
+        writers = [kind() for kind, wished in kinds.items() if wished]
+        if not quiet:
+            _say(f"{experiment.task} · {experiment.algorithm}: making data and clients")
+        return train([*view_of(console, quiet), *writers])
+
+    return guarded(work, folder, f"; to go on: rabo resume {shlex.quote(str(folder))}{given}")
 
 
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+def _say(text: str, to: Console = console) -> None:
+    to.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
@@ -127,36 +192,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-class _progress:  # noqa: N801 - used like a function
-    """A bar with the newest metrics; one plain line per tenth where there is no terminal."""
-
-    def __init__(self, title: str, rounds: int):
-        self.rounds = rounds
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(title, total=rounds, metrics="")
-
-    def __enter__(self) -> Callable[[Round], None]:
-        self.bar.__enter__()
-        return self.show
-
-    def __exit__(self, *details: Any) -> None:
-        self.bar.__exit__(*details)
-
-    def show(self, done: Round) -> None:
-        text = "  ".join(f"{name} {value:.4g}" for name, value in list(done.metrics.items())[:3])
-        self.bar.update(self.task, completed=done.round + 1, metrics=text)
-        if not console.is_terminal and (done.round + 1) % max(1, self.rounds // 10) == 0:
-            console.print(f"round {done.round + 1}/{self.rounds}  {text}", highlight=False)
 
 
 def _print_result(result: Result, folder: Path) -> None:
@@ -187,7 +222,7 @@ def _print_result(result: Result, folder: Path) -> None:
         why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
         table.add_row("rounds given up", f"{len(skipped)} ({why})")
     console.print(table)
-    console.print(f"run folder               {folder}", highlight=False, soft_wrap=True)
+    _say(f"run folder               {folder}")
 
 
 def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:
@@ -224,7 +259,7 @@ def _fields_of(kind: Any, *without: str) -> list[inspect.Parameter]:
         if option.name in without:
             continue
         plain, text = get_args(hints[option.name])[:2]
-        annotation = Annotated[plain, typer.Option(help=text)]
+        annotation = Annotated[plain, _option(text, KNOWN.get(option.name, ()))]
         default = option.default if option.default is not MISSING else ...
         found.append(_parameter(option.name, default, annotation))
     return found
@@ -243,14 +278,17 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 
 for _name, _kind in TASKS.items():
-    run_app.command(_name)(_command_for(_name, _kind, run_task))
-    compare_app.command(_name)(_command_for(_name, _kind, compare_task))
+    _example = f"Example: rabo run {_name} {_kind.example}"
+    run_app.command(_name, epilog=_example)(_command_for(_name, _kind, run_task))
+    _example = f"Example: rabo compare {_name} --algorithms rabo,fedavg --seeds 2 {_kind.example}"
+    compare_app.command(_name, epilog=_example)(_command_for(_name, _kind, compare_task))
 
 
-@app.command()
+@app.command(epilog="Example: rabo demo --rounds 10 --out runs/demo")
 def demo(
     rounds: Annotated[int, typer.Option(help="rounds of each run")] = 30,
     out: Annotated[Path | None, typer.Option(help="folder of the runs (runs/demo-...)")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Learn to learn drawn characters: RABO on unequal clients against the full model."""
     folder = out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
@@ -265,13 +303,15 @@ def demo(
             evaluate_every=max(1, rounds // 3),
         )
         where = folder / name.replace(" ", "-")
-        console.print(f"{name}: {rounds} rounds of 5 clients, capacities {capacities}")
-        with _progress(name, rounds) as show:
-            result = guarded(lambda e=experiment, w=where, s=show: run(e, w, s), where)
+        if not quiet:
+            _say(f"{name}: {rounds} rounds of 5 clients, capacities {capacities}")
+        follow = partial(_follow, experiment, where, quiet, tensorboard=False, mlflow=False)
+        result = follow(train=lambda writers, e=experiment, w=where: run(e, w, writers))
         table.add_row(name, *_demo_row(result))
     console.print(table)
-    console.print(f"pictures of tasks: {folder}/*/tasks.png", highlight=False, soft_wrap=True)
-    console.print(f"folders of the runs: {folder}", highlight=False, soft_wrap=True)
+    _say(f"pictures of tasks: {folder}/*/tasks.png")
+    _say(f"folders of the runs: {folder}")
+    _say(f"as a page: rabo report {shlex.quote(str(folder))}")
 
 
 def _demo_row(result: Result) -> list[str]:
@@ -285,7 +325,7 @@ def _demo_row(result: Result) -> list[str]:
     ]
 
 
-@app.command()
+@app.command(epilog="Example: rabo theory --quick --out theory")
 def theory(
     out: Annotated[Path, typer.Option(help="where the figures and numbers go")] = Path("theory"),
     quick: Annotated[bool, typer.Option("--quick", help="fewer rounds and seeds")] = False,

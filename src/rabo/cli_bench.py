@@ -21,8 +21,8 @@ def bench(
         list[str] | None, typer.Argument(help=f"{', '.join(BENCHMARKS)}, or {ALL}")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    repeats: Annotated[int | None, typer.Option(help="turns of each contestant")] = None,
-    threads: Annotated[int, typer.Option(help="threads on a CPU")] = 1,
+    repeats: Annotated[int | None, typer.Option(min=1, help="turns of each contestant")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="threads on a CPU")] = 1,
     backbone: Annotated[str, typer.Option(help="conv4 or resnet12 (rounds, runtimes)")] = "conv4",
     channels: Annotated[str, typer.Option(help="widths of the backbone, as in few-shot")] = "",
     policy: Annotated[

@@ -15,7 +15,8 @@ from rabo.comparison import Comparison, Outcome, Price, compare, split_entries
 from rabo.experiment import Experiment
 from rabo.federation import Round
 from rabo.metering import Cost
-from rabo.terminal import console, guarded
+from rabo.terminal import console, guarded, short
+from rabo.writers import Start
 
 NOTES = """\
 Full model: clients train all of it, whatever their capacity; with --policy, submodels that fit.
@@ -23,7 +24,6 @@ Exchanges: T inner steps, N terms of a series, N' of them at random, K products.
 Vectors: q mean slope in y, p and v solutions of the linear system, x_h mean slope in x.
 Few-shot: whether one y for all tasks is needed (--heads shared), or the algorithm is for few-shot
 only."""
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def compare_task(
@@ -57,7 +57,7 @@ def compare_task(
                 baseline=baseline,
                 target=target,
                 on_start=watch.start,
-                on_round=watch.add,
+                writers=[watch],
             )
 
     _print(guarded(work, folder, f"; the same command with --out {folder} goes on"))
@@ -107,15 +107,26 @@ class _Watch:
             done = ": finished before" if finished else ""
             console.print(f"{self.now} · seed {state.seed}{done}", highlight=False)
 
+    def begin(self, start: Start) -> None:
+        for done in start.history:
+            self._count(done)
+
+    def end(self, status: str) -> None:
+        """Stay: the next run follows."""
+
     def add(self, done: Round) -> None:
+        self._count(done)
         state = self.states[self.now]
-        state.round, state.cost = done.round + 1, state.cost.plus(done.cost)
-        if self.headline in done.metrics:
-            state.metric = f"{self.headline} {done.metrics[self.headline]:.4g}"
         if console.is_terminal:
             self._live.update(self._table())
         elif state.round % max(1, self.rounds // 5) == 0:
             console.print(f"  round {state.round}/{self.rounds}  {state.metric}".rstrip())
+
+    def _count(self, done: Round) -> None:
+        state = self.states[self.now]
+        state.round, state.cost = done.round + 1, state.cost.plus(done.cost)
+        if self.headline in done.metrics:
+            state.metric = f"{self.headline} {done.metrics[self.headline]:.4g}"
 
     def _table(self) -> Table:
         table = Table("algorithm", "seed", "round", "newest", "multiply-adds", "bytes")
@@ -167,25 +178,36 @@ def _price(price: Price | None, seeds: int) -> list[str]:
     return [f"{price.rounds:.4g}{some}", short(price.multiply_adds), f"{short(price.bytes)}B"]
 
 
+def exchanges_of_algorithms() -> list[dict[str, str]]:
+    """Return what rounds exchange, and what algorithms need."""
+    heads = {True: "--heads shared", False: "any"}
+    return [
+        {
+            "name": name,
+            "as published": kind.kind,
+            "exchanges a round": kind.exchanges,
+            "vectors": kind.vectors,
+            "second order": "yes" if kind.second_order else "no",
+            "few-shot": "only" if kind.is_episodic else heads[kind.needs_one_y],
+        }
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
+def papers_of_algorithms() -> list[dict[str, str]]:
+    """Return where algorithms come from."""
+    return [
+        {"name": name, "class": kind.__name__, "paper": kind.paper}
+        for name, kind in ALGORITHMS.items()
+    ]
+
+
 def list_algorithms() -> None:
     """List all algorithms: what a round exchanges, and where they come from."""
-    heads = ("name", "as published", "exchanges a round", "vectors", "second order", "few-shot")
-    table = Table(*heads, box=SIMPLE_HEAD)
-    papers = Table("name", "class", "paper", box=SIMPLE_HEAD)
-    for name, kind in ALGORITHMS.items():
-        few_shot = "only" if kind.is_episodic else "--heads shared" if kind.needs_one_y else "any"
-        order = "yes" if kind.second_order else "no"
-        table.add_row(name, kind.kind, kind.exchanges, kind.vectors, order, few_shot)
-        papers.add_row(name, kind.__name__, kind.paper)
-    for part in (table, papers):
-        part.columns[0].no_wrap = True
-        console.print(part)
+    for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
+        table = Table(*rows[0], box=SIMPLE_HEAD)
+        table.columns[0].no_wrap = True
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
     console.print(NOTES, highlight=False)
-
-
-def short(number: float) -> str:
-    """Write 1234567 as 1.23 M."""
-    for size, unit in UNITS:
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.3g}"

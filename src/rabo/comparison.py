@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
 from rabo.experiment import Experiment, parse_option, resume, run
-from rabo.federation import Round
 from rabo.tasks import Setup
 from rabo.theory.plots import COLOURS, figure_class, label, new_figure, save
+from rabo.writers import Writer
 
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -99,13 +99,12 @@ def compare(
     baseline: str | None = None,
     target: float | None = None,
     on_start: Callable[[str, int, str, bool], None] = lambda *_: None,
-    on_round: Callable[[Round], None] = lambda _: None,
+    writers: Sequence[Writer] = (),
 ) -> "Outcome":
     """Run what is missing below out/ALGORITHM/seed-K, then weigh all of it.
 
     `on_start` hears of every run (algorithm and seed), what its headline is and whether it is
-    finished already;
-    `on_round` hears of its rounds.
+    finished already; `writers` hear of its rounds.
     """
     figure_class()  # what is missing should be said before the runs, not after
     baseline = baseline or comparison.algorithms[0]
@@ -118,7 +117,7 @@ def compare(
         on_start(entry, experiment.seed, setup.headline, finished)
         if not finished:
             begun = (where / "config.json").exists()
-            (resume if begun else run)(experiment, where, on_round)
+            (resume if begun else run)(experiment, where, writers)
     outcome = weigh(comparison, out, setup, baseline, target)
     outcome.write(out)
     return outcome

@@ -15,13 +15,16 @@ from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.checkpoint import Checkpoints
 from rabo.clients import Client
 from rabo.errors import lookup
-from rabo.federation import Federation, Result, Round, result_of
+from rabo.federation import Federation, Result, result_of
 from rabo.masks import Importance
 from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, Resources, check_capacity
 from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
 from rabo.solve import make_algorithm
 from rabo.tasks import TASKS, Setup
+from rabo.writers import Start, Writer, following
+
+TOLD = ("versions", "algorithm_settings", "headline", "falls")  # in config.json, for readers alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,8 @@ class Experiment:
     device: Annotated[str, "auto, cpu or cuda"] = "auto"
     runtime: Annotated[
         str,
-        "plain (one client after the other), recorded (work is recorded and replayed), or auto "
-        "(recorded on a GPU)",
+        "plain (one client after the other), recorded (work is recorded and replayed), grouped "
+        "(and equal clients as one), or auto (the fastest that a run allows on a GPU, else plain)",
     ] = "auto"
     evaluate_every: Annotated[int | None, "rounds between evaluations"] = None
     checkpoint_every: Annotated[
@@ -94,7 +97,7 @@ class Experiment:
             participation=self.participation,
             evaluate=setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,
-            runtime=runtime or self._runtime(setup),
+            runtime=runtime or self._runtime(setup, algorithm),
             compare=runtime is None,
             tolerance=self._tolerance(),
             aggregate=Aggregate(self.aggregate, self.trim),  # type: ignore[arg-type]
@@ -110,6 +113,10 @@ class Experiment:
             raise ValueError(f"rounds must be at least 1, got {self.rounds}")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise ValueError(f"checkpoint_every must be at least 1, got {self.checkpoint_every}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
+        if self.capacities is not None and not self.capacities.strip():
+            raise ValueError("capacities must name at least one, such as 1,1/2,1/4, got none")
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [self._resources(kinds, i) for i in range(self.clients)]
@@ -149,34 +156,52 @@ class Experiment:
             raise ValueError("noise_multiplier is a multiple of clip: give clip too")
         return None
 
-    def _runtime(self, setup: Setup) -> Runtime:
-        on_gpu = choose_device(self.device).startswith("cuda")
-        name = ("recorded" if on_gpu else "plain") if self.runtime == "auto" else self.runtime
+    def _runtime(self, setup: Setup, algorithm: Algorithm) -> Runtime:
+        looked_at = self._looks_at_single_answers(algorithm)
+        if self.runtime == "grouped" and looked_at:
+            raise ValueError(f"runtime grouped gives no single answers, but {looked_at}")
+        fastest = "recorded" if looked_at else "grouped"
+        automatic = fastest if choose_device(self.device).startswith("cuda") else "plain"
+        name = automatic if self.runtime == "auto" else self.runtime
         problems = {i: client.problem for i, client in enumerate(setup.clients)}
         return lookup("runtime", name, RUNTIMES)(problems)
+
+    def _looks_at_single_answers(self, algorithm: Algorithm) -> str:
+        """Say what needs the answer of each client for itself, if anything does."""
+        needs = {
+            "clip shrinks each": self.clip is not None,
+            "max_norm bounds each": self.max_norm is not None,
+            "on_fault drops each": self.on_fault != "raise",
+            f"aggregate {self.aggregate} ranks them": self.aggregate != "mean",
+            "the hypergradient is random at each": getattr(
+                getattr(algorithm, "hypergradient", None), "is_random", False
+            ),
+        }
+        return next((why for why, is_so in needs.items() if is_so), "")
 
 
 def run(
     experiment: Experiment,
     out: Path,
-    on_round: Callable[[Round], None] = lambda _: None,
+    writers: Sequence[Writer] = (),
     runtime: Runtime | None = None,
 ) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C, failures and kill -9."""
     federation, setup = experiment.federation(runtime)
-    with RunFolder(out, _with_settings(experiment, federation)) as folder:
-        return _drive(experiment, federation, setup, folder, on_round)
+    with RunFolder(out, _with_settings(experiment, federation, setup)) as folder:
+        return _drive(experiment, federation, setup, folder, writers)
 
 
-def _with_settings(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+def _with_settings(experiment: Experiment, federation: Federation, setup: Setup) -> dict[str, Any]:
     """Return the options, and for a reader the algorithm with what the task suggests."""
-    return {**experiment.config(), "algorithm_settings": repr(federation.algorithm)}
+    told = {"headline": setup.headline, "falls": setup.falls}
+    return {**experiment.config(), "algorithm_settings": repr(federation.algorithm), **told}
 
 
 def resume(
     experiment: Experiment,
     out: Path,
-    on_round: Callable[[Round], None] = lambda _: None,
+    writers: Sequence[Writer] = (),
     say: Callable[[str], None] = lambda _: None,
     runtime: Runtime | None = None,
 ) -> Result:
@@ -191,20 +216,23 @@ def resume(
     else:
         federation.restore(found)
         say(f"goes on after {found.state.round} rounds")
-    config = _with_settings(experiment, federation)
+    config = _with_settings(experiment, federation, setup)
     with RunFolder(out, config, federation.state.round) as folder:
-        return _drive(experiment, federation, setup, folder, on_round)
+        return _drive(experiment, federation, setup, folder, writers)
 
 
 def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
     """Read what a folder's run was asked for, of which `rounds` may be raised."""
     try:
         config = json.loads((out / "config.json").read_text())
-        for told in ("versions", "algorithm_settings"):  # for readers alone
+        for told in TOLD:
             config.pop(told, None)
         experiment = Experiment(**config)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} holds no run that can be resumed: {error}") from error
+        raise ValueError(
+            f"{out} holds no run that can be resumed ({error}); give the folder that the run named "
+            "when it began or ended"
+        ) from error
     summary = out / "summary.json"
     is_finished = summary.exists() and json.loads(summary.read_text())["status"] == "finished"
     if is_finished and (rounds is None or rounds <= experiment.rounds):
@@ -222,32 +250,35 @@ def _drive(
     federation: Federation,
     setup: Setup,
     folder: RunFolder,
-    on_round: Callable[[Round], None],
+    writers: Sequence[Writer],
 ) -> Result:
     """Do the rounds that are missing; a checkpoint of the last one is left in any case."""
     checkpoints = Checkpoints(
         folder.path, experiment.identity(), experiment.checkpoint_every, folder.secure
     )
+    known = folder.config, setup.headline, setup.falls, experiment.rounds
+    start = Start(folder.path, *known, tuple(folder.history))
     status = "failed"
-    try:
-        remaining = experiment.rounds - federation.state.round
-        for done in federation.run(remaining) if remaining else ():
-            folder.add(done)
-            checkpoints.add(federation.snapshot())
-            on_round(done)
-        if setup.finish:
-            setup.finish(federation.state, federation.ledger, folder.path)
-        about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
-        levels = setup.export and setup.export(federation.state, federation.ledger)
-        result_of(federation, folder.history).export(folder.path, levels, about)
-        status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        checkpoints.flush()
-        result = result_of(federation, folder.history)
-        folder.close_with(result, setup.headline, status)
+    with following(writers, start) as tell:
+        try:
+            remaining = experiment.rounds - federation.state.round
+            for done in federation.run(remaining) if remaining else ():
+                folder.add(done)
+                checkpoints.add(federation.snapshot())
+                tell(done)
+            if setup.finish:
+                setup.finish(federation.state, federation.ledger, folder.path)
+            about = {"task": experiment.task, "algorithm": experiment.algorithm, **versions()}
+            levels = setup.export and setup.export(federation.state, federation.ledger)
+            result_of(federation, folder.history).export(folder.path, levels, about)
+            status = "finished"
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        finally:
+            checkpoints.flush()
+            result = result_of(federation, folder.history)
+            folder.close_with(result, setup.headline, status)
     return result
 
 
@@ -266,6 +297,10 @@ def choose_device(name: str) -> str:
     """Resolve "auto" to the GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device must be auto, cpu or cuda (cuda:1 is the second GPU), got {name!r}"
+        )
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"no GPU is available here, got --device {name}; use cpu or auto")
     return name

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import Algorithm, Cohort, State
+from rabo.algorithms.base import HYPERGRADIENT_NORM
 from rabo.channels import shapes_of
 from rabo.clients import Client, OnDemand, Problems
 from rabo.errors import ClientError, TooFewRepliesError
@@ -42,6 +43,12 @@ class Round:
     faults: Sequence[Fault] = ()  # answers that were not used
     skipped: str = ""  # why the round was given up, if it was
     entries: Sequence[Any] = field(repr=False, default=())
+    total: Cost = field(default_factory=Cost)  # of all rounds so far
+    relative_cost: Mapping[str, float] = field(default_factory=dict)  # to the full model, so far
+    vectors: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # of an evaluation
+    channels: Mapping[Level, Mapping[str, Sequence[float]]] = field(  # clients that trained each
+        repr=False, default_factory=dict
+    )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -53,11 +60,14 @@ class Round:
             "absent": {str(client): why for client, why in self.absent.items()},
             "faults": [fault._asdict() for fault in self.faults],
             "skipped": self.skipped,
+            "total": self.total._asdict(),
+            "relative_cost": dict(self.relative_cost),
+            **({"vectors": dict(self.vectors)} if self.vectors else {}),
         }
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> "Round":
-        """Undo `as_dict`; the entries of single exchanges are not in it."""
+        """Undo `as_dict`; the entries of single exchanges and the channels are not in it."""
         return cls(
             line["round"],
             line["metrics"],
@@ -67,6 +77,9 @@ class Round:
             {int(client): why for client, why in line["absent"].items()},
             [Fault(**fault) for fault in line["faults"]],
             line["skipped"],
+            total=Cost(**line.get("total", {})),
+            relative_cost=line.get("relative_cost", {}),
+            vectors=line.get("vectors", {}),
         )
 
 
@@ -93,16 +106,8 @@ class Result:
 
     @property
     def relative_cost(self) -> dict[str, float]:
-        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside.
-
-        Empty where costs were not compared with the full model's.
-        """
-        if self.full_cost == Cost():
-            return {}
-        phases = self.ledger.by_phase.items()
-        spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
-        names = ("multiply_adds", "bytes_up", "bytes_down")
-        return {n: getattr(spent, n) / max(1, getattr(self.full_cost, n)) for n in names}
+        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside."""
+        return _relative_cost(self.ledger, self.full_cost)
 
     def export(
         self,
@@ -122,7 +127,8 @@ class Result:
         return {name: v for done in self.history for name, v in done.metrics.items()}
 
 
-Evaluate = Callable[[State, Ledger], Mapping[str, float]]
+# numbers, and lists of them (one per class, say) that are recorded beside them
+Evaluate = Callable[[State, Ledger], Mapping[str, float | Sequence[float | None]]]
 
 
 class Federation:
@@ -149,6 +155,11 @@ class Federation:
             raise ValueError(f"participation must lie in (0, 1], got {participation}")
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+        if tolerance is not None and tolerance.min_replies > len(clients):
+            raise ValueError(
+                f"min_replies must be at most the number of clients, {len(clients)}, got "
+                f"{tolerance.min_replies}: every round would be given up"
+            )
         self.clients, self.algorithm = clients, algorithm
         self.participation, self.evaluate = participation, evaluate
         self.evaluate_every, self.compare = evaluate_every, compare
@@ -244,17 +255,26 @@ class Federation:
     def _round(self, last: int) -> Round:
         number = self.state.round
         present, absent = self._roll_call()
-        self.ledger.begin(self.state.x, self.state.y)
+        is_judged = self.evaluate and (
+            (number + 1) % self.evaluate_every == 0 or number + 1 == last
+        )
+        self.ledger.begin(self.state.x, self.state.y, self.channels if is_judged else None)
         skipped = self._play(present)
         coverage = self.ledger.end()
         if self.compare:
             self.full_cost = self.full_cost.plus(self._full_cost_of_round())
         scalars = self.ledger.scalars()
-        if self.evaluate and ((number + 1) % self.evaluate_every == 0 or self.state.round == last):
-            scalars = {**self.evaluate(self.state, self.ledger), **scalars}
+        if not skipped and HYPERGRADIENT_NORM in self.state.scalars:
+            scalars[HYPERGRADIENT_NORM] = self.state.scalars[HYPERGRADIENT_NORM]
+        found, channels = {}, {}
+        if self.evaluate and is_judged:
+            found = self.evaluate(self.state, self.ledger)
+            channels = self.ledger.by_channel()
+        vectors = {name: value for name, value in found.items() if isinstance(value, Sequence)}
+        reached = {name: value for name, value in found.items() if not isinstance(value, Sequence)}
         return Round(
             number,
-            scalars,
+            {**reached, **scalars},
             self.ledger.round_cost(),
             coverage,
             present,
@@ -262,6 +282,10 @@ class Federation:
             self._guard.take_faults(),
             skipped,
             tuple(self.ledger.entries),
+            self.ledger.total,
+            _relative_cost(self.ledger, self.full_cost),
+            vectors,
+            channels,
         )
 
     def _play(self, present: Mapping[int, float]) -> str:
@@ -331,6 +355,16 @@ class Federation:
 def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     name = next(n for n in [*a, *b] if a.get(n) != b.get(n))
     return f"{name} is {a.get(name)} at client 0 and {b.get(name)} there"
+
+
+def _relative_cost(ledger: Ledger, full_cost: Cost) -> dict[str, float]:
+    """Compare work and bytes with the full model's; nothing where those were not counted."""
+    if full_cost == Cost():
+        return {}
+    phases = ledger.by_phase.items()
+    spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
+    names = ("multiply_adds", "bytes_up", "bytes_down")
+    return {n: getattr(spent, n) / max(1, getattr(full_cost, n)) for n in names}
 
 
 def result_of(federation: Federation, history: Sequence[Round]) -> Result:

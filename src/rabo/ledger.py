@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from rabo.channels import Channels
 from rabo.covering import Holders
 from rabo.metering import Cost
 from rabo.runtimes.base import Reply, Runtime, Task, Work
-from rabo.submodel import Cut, Part, level_of
+from rabo.submodel import Cut, Part, Submodel, level_of
 from rabo.tree import Params, lay, pieces
 
 Level = Literal["x", "y"]
@@ -62,10 +63,12 @@ class Ledger:
     _counted: set[tuple[Level, int]] = field(default_factory=set)
     _full: Mapping[Level, Params] = field(default_factory=dict)
     _flat: dict[Level, Tensor] = field(default_factory=dict)  # the same, side by side
+    _channels: Channels | None = None  # if they are counted
+    _units: dict[Level, dict[str, Tensor]] = field(default_factory=dict)  # clients, by group
 
-    def begin(self, x: Params, y: Params) -> None:
-        """Open a round on the full model it starts from."""
-        self._full = {"x": x, "y": y}
+    def begin(self, x: Params, y: Params, channels: Channels | None = None) -> None:
+        """Open a round on the full model it starts from, and count who holds its channels."""
+        self._full, self._channels = {"x": x, "y": y}, channels
         self._start_counting()
         self.entries = []
 
@@ -93,15 +96,24 @@ class Ledger:
                 if level in reply.arrays and (level, client) not in self._counted:
                     self._counted.add((level, client))  # once, however often it is asked
                     self._holders[level].add(getattr(cut, level))
+                    self._count_units(level, cut)
             yield client, reply
 
     def _start_counting(self) -> None:
-        self._counted = set()
+        self._counted, self._units = set(), {}
         self._kept = {"x": [], "y": []}
         self._flat = {level: lay(list(self._full[level].values())) for level in LEVELS}
         self._holders = {
             level: Holders(self._flat[level], partial(self._see_part, level)) for level in LEVELS
         }
+
+    def _count_units(self, level: Level, cut: Cut) -> None:
+        if self._channels is None or not isinstance(getattr(cut, level), Submodel):
+            return
+        groups = self._channels.groups_of[level]
+        start = {g: torch.zeros(self._channels.units[g], dtype=torch.int32) for g in groups}
+        for group, count in self._units.setdefault(level, start).items():
+            count[cut.kept[group].cpu()] += 1
 
     def void(self) -> None:
         """Count nothing that was trained in the round under way; what it has cost stays."""
@@ -111,6 +123,25 @@ class Ledger:
         """Close the round and say what it covered; the device is read once."""
         read = torch.stack([self._count(level) for level in LEVELS]).tolist()
         return {level: self._coverage(level, *row) for level, row in zip(LEVELS, read, strict=True)}
+
+    def by_channel(self) -> dict[Level, dict[str, list[float]]]:
+        """Return how many clients trained each channel in a round that counts them, by group.
+
+        Where single entries are cut: the mean over the entries of a row, by tensor.
+        """
+        return {level: self._by_channel(level) for level in LEVELS}
+
+    def _by_channel(self, level: Level) -> dict[str, list[float]]:
+        if level in self._units:
+            return {group: count.tolist() for group, count in self._units[level].items()}
+        if not self._kept[level]:
+            return {}
+        shapes = {name: tuple(value.shape) for name, value in self._full[level].items()}
+        counts = pieces(self._holders[level].count(), shapes)
+        return {
+            f"{level}.{name}": count.double().reshape(len(count), -1).mean(1).tolist()
+            for name, count in counts.items()
+        }
 
     def round_cost(self) -> Cost:
         """Return what the round under way has cost so far."""

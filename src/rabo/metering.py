@@ -32,6 +32,18 @@ class Cost(NamedTuple):
             self.bytes_up + other.bytes_up,
         )
 
+    def share(self, number: int) -> "Cost":
+        """Return the part of one of so many clients that have worked together."""
+        if number == 1:
+            return self
+        return Cost(
+            self.multiply_adds // number,
+            self.peak_memory_bytes // number,
+            self.seconds / number,
+            self.bytes_down,
+            self.bytes_up,
+        )
+
 
 class Counter(TorchDispatchMode):
     """Counts multiply-adds with torch's own formulas, and follows the bytes of live tensors.

@@ -19,7 +19,7 @@ NAMED = ("task", "algorithm", "seed", "clip", "noise_multiplier")  # of the opti
 
 
 class RunFolder:
-    """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv and DIR/summary.json.
+    """DIR/config.json, DIR/metrics.jsonl, DIR/costs.csv, DIR/coverage.jsonl and DIR/summary.json.
 
     With `rounds_done`, goes on with the record of a run: lines of later rounds are cut off.
     """
@@ -27,7 +27,7 @@ class RunFolder:
     def __init__(self, path: Path, config: Mapping[str, Any], rounds_done: int | None = None):
         self.path, self.config = path, config
         self.history: list[Round] = []
-        self._lengths = {"metrics.jsonl": 0, "costs.csv": 0}  # of what is kept
+        self._lengths = {"metrics.jsonl": 0, "costs.csv": 0, "coverage.jsonl": 0}  # what is kept
         if rounds_done is not None:
             self._read(rounds_done)
         elif (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
@@ -37,29 +37,36 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.json", _json({**self.config, "versions": versions()}))
         (self.path / "summary.json").unlink(missing_ok=True)  # it is of a run that had stopped
-        self._metrics, self._costs = map(self._open, self._lengths)
+        self._files = self._metrics, self._costs, self._coverage = [*map(self._open, self._lengths)]
         self._rows = csv.writer(self._costs)
         if not self._lengths["costs.csv"]:
             self._rows.writerow(["round", "client", "phase", *Cost._fields])
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._metrics.close()
-        self._costs.close()
+        for file in self._files:
+            file.close()
 
     def add(self, done: Round) -> None:
         """Write a round at once, so that nothing is lost if the next one fails."""
         self.history.append(done)
         self._metrics.write(json.dumps(done.as_dict()) + "\n")
-        self._metrics.flush()
         for entry in done.entries:
             self._rows.writerow([entry.round, entry.client, entry.phase, *entry.cost])
-        self._costs.flush()
+        if done.channels:
+            counts = {
+                level: {group: [round(n, 2) for n in each] for group, each in groups.items()}
+                for level, groups in done.channels.items()
+            }
+            line = json.dumps({"round": done.round, **counts}, separators=(",", ":"))
+            self._coverage.write(line + "\n")
+        for file in self._files:
+            file.flush()
 
     def secure(self) -> None:
         """Wait until all rounds are on disk."""
-        os.fsync(self._metrics.fileno())
-        os.fsync(self._costs.fileno())
+        for file in self._files:
+            os.fsync(file.fileno())
 
     def close_with(self, result: Result, headline: str, status: str) -> None:
         summary = {
@@ -91,13 +98,14 @@ class RunFolder:
             lines = [metrics.readline() for _ in range(rounds_done)]
         self.history = [self._parse(line, number) for number, line in enumerate(lines)]
         self._lengths["metrics.jsonl"] = sum(map(len, lines))
-        rows = (self.path / "costs.csv").read_bytes().splitlines(keepends=True)
-        for row in rows if rounds_done else ():
-            first = row.partition(b",")[0]
-            is_early = first == b"round" or (first.isdigit() and int(first) < rounds_done)
-            if not (is_early and row.endswith(b"\n")):
-                break
-            self._lengths["costs.csv"] += len(row)
+        for name in ("costs.csv", "coverage.jsonl") if rounds_done else ():
+            path = self.path / name
+            for row in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+                first = row.removeprefix(b'{"round":').partition(b",")[0]
+                is_early = first == b"round" or (first.isdigit() and int(first) < rounds_done)
+                if not (is_early and row.endswith(b"\n")):
+                    break
+                self._lengths[name] += len(row)
 
     def _parse(self, line: bytes, number: int) -> Round:
         try:

@@ -8,11 +8,21 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from rabo.errors import ClientError
 
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 console = Console()
 errors = Console(stderr=True)
+
+
+def short(number: float) -> str:
+    """Write 1234567 as 1.23 M."""
+    for size, unit in UNITS:
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
 
 
 def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
@@ -25,13 +35,17 @@ def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
         signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
     try:
         return work()
+    except (FileExistsError, NotADirectoryError):
+        why = f"a file is in the way of the folder {folder}; choose another --out"
+        errors.print(f"[red]error[/]: {why}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        errors.print(
-            f"[yellow]interrupted[/]: the rounds so far are in {folder}{advice}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        if folder.exists():
+            kept = f"what was done so far is in {folder}{advice}"
+        else:
+            kept = "nothing was done yet; give the same command again"
+        errors.print(f"[yellow]interrupted[/]: {escape(kept)}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     except (ValueError, ImportError, ArithmeticError, OSError, ClientError) as error:
-        errors.print(f"[red]error[/]: {error}", highlight=False, soft_wrap=True)
+        errors.print(f"[red]error[/]: {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None

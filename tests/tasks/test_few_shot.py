@@ -151,11 +151,37 @@ def test_missing_data_names_the_folder_and_what_to_do(tmp_path):
         FewShotTask(dataset="omniglot", data_root=str(tmp_path)).build([1.0], 1, 0, "cpu")
 
 
-def test_validation_alphabets_are_training_alphabets():
-    test = FewShotTask(**SMALL)._load()
-    held = FewShotTask(**SMALL, held_out="validation")._load()
-    assert set(held.test.alphabets) < set(test.train.alphabets)
-    assert not set(held.test.alphabets) & set(held.train.alphabets)
+def test_validation_alphabets_are_training_alphabets_and_no_test_alphabets():
+    data = FewShotTask(**SMALL)._load()
+    train, held = FewShotTask(**SMALL, held_out="validation")._load()
+    parts = [set(part.alphabets) for part in (train, held, data.test)]
+    assert parts[0] | parts[1] == set(data.train.alphabets)
+    assert sum(map(len, parts)) == len(set.union(*parts))  # no alphabet is in two of them
+    assert all(parts)
+
+
+def test_evaluations_before_the_last_may_take_fewer_tasks(monkeypatch):
+    setup = FewShotTask(**SMALL, test_tasks=70, interim_tasks=3).build([1.0], 2, 0, "cpu")
+    federation = rabo.Federation(setup.clients, rabo.RABO())
+    taken = []
+    guesses = type(setup.evaluate)._guesses
+    monkeypatch.setattr(
+        type(setup.evaluate),
+        "_guesses",
+        lambda judge, x, y, tasks: taken.append(len(tasks.support)) or guesses(judge, x, y, tasks),
+    )
+    for _ in federation.run(2):
+        setup.evaluate(federation.state, federation.ledger)
+    assert taken == [3, 50, 20]
+
+
+def test_a_submodel_without_features_has_finite_slopes():
+    problem, batch = bound()
+    x, _ = problem.start()
+    x = {k: torch.zeros_like(v).requires_grad_() for k, v in x.items()}
+    loss = problem.features(x, batch.outer).square().sum()
+    slopes = torch.autograd.grad(loss, leaves(x), allow_unused=True)
+    assert all(s is None or bool(s.isfinite().all()) for s in slopes)
 
 
 def test_dirichlet_clients_hold_few_alphabets():

@@ -13,6 +13,7 @@ from rabo.seeding import stream
 from rabo.submodel import Cut
 from rabo.tree import Params
 
+HYPERGRADIENT_NORM = "hypergradient_norm"  # a number of the state: of the last step on x
 MOST_CUTS = 16  # that are kept at a time where every client has its own
 
 

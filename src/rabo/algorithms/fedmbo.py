@@ -153,7 +153,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 
-    @answers("x", scalars=("residual",))
+    @answers("x", scalars=("residual",), together=True)
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")

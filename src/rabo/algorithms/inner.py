@@ -113,7 +113,7 @@ class InnerLevel(Calibrated):
         [moved] = ask.mean(self.update_inner, here, "y", scalars=beta)  # lines 6-10
         return replace(state, y=moved.step(state.y, 1.0))  # lines 12-20
 
-    @answers("y")
+    @answers("y", together=True)
     def update_inner(self, task: Task, local: Local) -> Reply:
         """Lines 6-10, on the client: T steps on the submodel, then the way it went.
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 
-from rabo.algorithms.base import State
+import torch
+
+from rabo.algorithms.base import HYPERGRADIENT_NORM, State
 from rabo.algorithms.inner import Calibrated
 from rabo.algorithms.steps import Descent, OuterStep
 from rabo.covering import Covered
@@ -24,6 +26,8 @@ class OuterLevel(Calibrated):
             raise ValueError(f"warm_up must be at least 0, got {self.warm_up}")
 
     def move_outer(self, state: State, slope: Covered, size: float) -> State:
-        """Step on x; entries nobody covered stay."""
+        """Step on x; entries nobody covered stay. Notes how long the slope is, per unit of α."""
         x, memory = self.outer_step(state.x, slope, size, state.vectors)
-        return replace(state, x=x, vectors={**state.vectors, **memory})
+        norm = float(torch.linalg.vector_norm(slope.flat_mean())) * size / self.alpha
+        scalars = {**state.scalars, HYPERGRADIENT_NORM: norm}
+        return replace(state, x=x, vectors={**state.vectors, **memory}, scalars=scalars)

@@ -66,7 +66,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             return 1
         return 3 + self._implicit.num_products if self.hessian == "global" else 2
 
-    @answers("x", scalars=("residual",))
+    @answers("x", scalars=("residual",), together=True)
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])

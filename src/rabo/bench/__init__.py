@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from rabo.bench import clients, hypergradients, memory, rounds, runtimes
+from rabo.bench import clients, estimators, hypergradients, memory, rounds, runtimes
 from rabo.bench.machine import Machine
 from rabo.bench.report import Finding
 from rabo.bench.timing import Setting
 
 BENCHMARKS: dict[str, Callable[[Setting, Machine], Finding]] = {
     "hypergradients": hypergradients.measure,
+    "estimators": estimators.measure,
     "rounds": rounds.measure,
     "runtimes": runtimes.measure,
     "clients": clients.measure,

@@ -6,6 +6,7 @@ from rabo.bench.machine import Machine
 from rabo.bench.report import Finding, Target
 from rabo.bench.timing import Setting, interleave, milliseconds, ratio
 from rabo.bench.trial import trial_of
+from rabo.errors import lookup
 from rabo.experiment import Experiment
 
 CAPACITIES = "1,1/2,1/4,1/8,1/16"
@@ -17,7 +18,7 @@ def few_shot(setting: Setting, **options: str) -> Experiment:
     """Ten clients with four 5-way 1-shot tasks each."""
     size = {"channels": setting.channels}
     if setting.quick:
-        narrow = {"conv4": "4", "resnet12": "4,4,4,4"}[setting.backbone]
+        narrow = lookup("backbone", setting.backbone, {"conv4": "4", "resnet12": "4,4,4,4"})
         size = {"channels": narrow, "queries": 1, "tasks": 2}
     return Experiment(
         task="few-shot",

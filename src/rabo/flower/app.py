@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from rabo.experiment import Experiment, choose_device, resume, run
+from rabo.experiment import choose_device, resume, run
 from rabo.federation import Round
 from rabo.flower import sites
 from rabo.flower.lifetime import end_with
@@ -23,6 +23,7 @@ from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
 from rabo.resources import at_round
 from rabo.runtimes import Privacy
+from rabo.writers import Start
 
 log = logging.getLogger("flwr")
 
@@ -75,11 +76,10 @@ def server_app(folder: Path) -> ServerApp:
             wait=float(config["wait"]),
             device=torch.device(choose_device(experiment.device)),
         )
-        log.info("%s · %s: %d rounds, recorded in %s", *_title(experiment), out)
         if config["resume"] and (out / "config.json").exists():
-            resume(experiment, out, _say, log.info, runtime)
+            resume(experiment, out, [Log()], log.info, runtime)
         else:
-            run(experiment, out, _say, runtime)
+            run(experiment, out, [Log()], runtime)
 
     return app
 
@@ -114,18 +114,22 @@ def _privacy(context: Context, folder: Path) -> Privacy | None:
     return replace(privacy, seed=secrets.randbits(63))
 
 
-def _title(experiment: Experiment) -> tuple[str, str, int]:
-    return experiment.task, experiment.algorithm, experiment.rounds
+class Log:
+    """Tells Flower's log, which `flwr run --stream` shows, of every round."""
 
+    def begin(self, start: Start) -> None:
+        task, algorithm = start.config["task"], start.config["algorithm"]
+        log.info("%s · %s: %d rounds, recorded in %s", task, algorithm, start.rounds, start.folder)
 
-def _say(done: Round) -> None:
-    metrics = "  ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
-    log.info("round %d  clients %s  %s", done.round + 1, dict(done.present), metrics)
-    for client, why in done.absent.items():
-        log.warning("client %d sat out round %d: %s", client, done.round, why)
-    for fault in done.faults:
-        log.warning(
-            "client %d in round %d at %s: %s", fault.client, fault.round, fault.phase, fault.why
-        )
-    if done.skipped:
-        log.warning("round %d was given up: %s", done.round, done.skipped)
+    def add(self, done: Round) -> None:
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
+        log.info("round %d  clients %s  %s", done.round + 1, dict(done.present), metrics)
+        for client, why in done.absent.items():
+            log.warning("client %d sat out round %d: %s", client, done.round, why)
+        for round, client, phase, why in done.faults:
+            log.warning("client %d in round %d at %s: %s", client, round, phase, why)
+        if done.skipped:
+            log.warning("round %d was given up: %s", done.round, done.skipped)
+
+    def end(self, status: str) -> None:
+        log.info("the run is %s", status)

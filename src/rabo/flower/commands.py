@@ -13,7 +13,11 @@ from rabo.flower.credentials import has_certificates, make_certificates, make_ke
 from rabo.flower.launch import Children
 from rabo.flower.membership import register
 
-app = typer.Typer(help="Run a federation on real machines, with Flower.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run a federation on real machines, with Flower.",
+    epilog="Example: rabo flower up trial",
+    no_args_is_help=True,
+)
 
 Folder = Annotated[Path, typer.Argument(help="folder of the trial")]
 Host = Annotated[str, typer.Option(help="address of the server")]
@@ -27,14 +31,14 @@ NodeConfig = Annotated[
 PORT = 8443
 
 
-@app.command()
+@app.command(epilog="Example: rabo flower new trial")
 def new(folder: Folder) -> None:
     """Write an app that `flwr run` takes as it is, with a problem of your own to edit."""
     written = _guarded(lambda: launch.new_app(folder))
     typer.echo(f"{written}/pyproject.toml has the options of the run")
 
 
-@app.command()
+@app.command(epilog="Example: rabo flower certificates trial --host lab.example.org")
 def certificates(
     folder: Folder,
     host: Annotated[list[str] | None, typer.Option(help="more names of the server")] = None,
@@ -44,7 +48,7 @@ def certificates(
     typer.echo(f"{folder}/ca.pem goes to every node; {folder}/server.key stays here")
 
 
-@app.command()
+@app.command(epilog="Example: rabo flower keys trial --clients 3")
 def keys(
     folder: Folder, clients: Annotated[int, typer.Option(help="number of clients")] = 3
 ) -> None:
@@ -55,7 +59,7 @@ def keys(
     typer.echo(f"{paths[0].parent}/client-I goes to the machine of client I, and nowhere else")
 
 
-@app.command()
+@app.command(epilog="Example: rabo flower server trial")
 def server(
     folder: Folder, host: Host = "127.0.0.1", port: Port = PORT, insecure: Insecure = False
 ) -> None:
@@ -65,7 +69,7 @@ def server(
         _guarded(children.wait)
 
 
-@app.command()
+@app.command(epilog="Example: rabo flower node trial --client 0 --host lab.example.org")
 def node(
     folder: Folder,
     client: Annotated[int, typer.Option(help="whose data this machine has")],
@@ -80,7 +84,7 @@ def node(
         _guarded(children.wait)
 
 
-@app.command()
+@app.command(epilog="Example: rabo flower nodes trial --clients 3")
 def nodes(
     folder: Folder,
     clients: Annotated[int, typer.Option(help="number of clients")] = 3,
@@ -96,14 +100,20 @@ def nodes(
         _guarded(children.wait)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: rabo flower run trial -- --run-config 'rounds=5 seed=1'",
+)
 def run(folder: Folder, options: Options = None) -> None:
     """Run the app on the federation: `flwr run`, with what this trial needs set."""
     command = launch.run_command(folder, options or [])
     raise typer.Exit(subprocess.call(command, env=launch.environment(folder)))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: rabo flower up trial --clients 3",
+)
 def up(
     folder: Folder,
     options: Options = None,

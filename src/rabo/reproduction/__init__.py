@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rabo.errors import lookup
 from rabo.reproduction.collect import collect
+from rabo.reproduction.estimators import measure_estimators
 from rabo.reproduction.grid import (
     TUNED,
     Changes,
@@ -50,18 +51,22 @@ def reproduce(
     """Do the runs that are missing, then write tables and figures; return how many are left.
 
     After `limit` seconds no run is begun; called again, it goes on. `part` is (k, n) where n
-    processes share the runs. Settings are read from, and by tuning written to, `tuned`.
+    processes share the runs, and none of them collects. Settings are read from, and by tuning
+    written to, `tuned`.
     """
     begun, left = clock(), 0
     tuned = tuned or experiments_folder() / TUNED
     for each in expand(name):
         grid = load_grid(each, tuned)
-        if not only_collect:
+        if not only_collect and "estimators" in grid.content:
+            measure_estimators(grid, out, changes, say)
+        elif not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)
             runs = part_of(grid.runs(changes), part)
             left += sweep(runs, out, limit=remaining, say=say, clock=clock)
-        for line in collect(grid, out, tuned):
-            say(line)
+        if part[1] == 1:  # else others are still at it
+            for line in collect(grid, out, tuned):
+                say(line)
     if left:
         say(f"{left} runs are left: give the same command again to go on")
     return left

@@ -1,11 +1,13 @@
 """From the folders of runs to tables and figures: needs no run."""
 
+import csv
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rabo.reproduction.drawing import draw_costs, draw_curves, draw_efficiency
+from rabo.reproduction.estimators import draw_estimators, estimators_table, read_rows
 from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import cells_of, read_records
 from rabo.reproduction.relative import shares_of, shares_table
@@ -21,6 +23,8 @@ FIGURES: Mapping[str, Callable[[Grid, Any, Path], None]] = {
 
 def collect(grid: Grid, out: Path, tuned: Path) -> list[str]:
     """Write what a grid shows below out/NAME, and say what was written."""
+    if grid.content["shows"] == "estimators":
+        return _collect_estimators(grid, out)
     records, shown = read_records(grid, out), out / grid.name
     shows = grid.content["shows"]
     if not records:
@@ -36,8 +40,27 @@ def collect(grid: Grid, out: Path, tuned: Path) -> list[str]:
         (shown / "relative.json").write_text(json.dumps(shares, indent=1) + "\n")
         (shown / "table.md").write_text(shares_table(grid, records) + "\n")
     if shows in FIGURES:
-        try:
-            FIGURES[shows](grid, records, shown / "figure.png")
-        except ImportError as error:
-            said.append(f"{grid.name}: no figure: {error}")
+        said += _draw(grid, FIGURES[shows], records, shown)
     return said
+
+
+def _draw(grid: Grid, draw: Callable[[Grid, Any, Path], None], found: Any, out: Path) -> list[str]:
+    """Draw a figure where figures can be drawn, and say so where not."""
+    try:
+        draw(grid, found, out / "figure.png")
+    except ImportError as error:
+        return [f"{grid.name}: no figure: {error}"]
+    return []
+
+
+def _collect_estimators(grid: Grid, out: Path) -> list[str]:
+    rows, shown = read_rows(grid, out), out / grid.name
+    if not rows:
+        return [f"{grid.name}: nothing was run yet"]
+    (shown / "table.md").write_text(estimators_table(grid, rows) + "\n")
+    with (shown / "table.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    said = [f"{grid.name}: {len(rows)} estimates, tables in {shown}"]
+    return said + _draw(grid, draw_estimators, rows, shown)

@@ -199,12 +199,6 @@ def describe(options: Mapping[str, Any]) -> str:
     return ", ".join(named)
 
 
-def with_tuned(path: Path, family: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a file of tuned settings becomes when methods of a family are added."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return {**known, family: {**known.get(family, {}), **chosen}}
-
-
 def part_of(runs: Iterable[Run], part: tuple[int, int]) -> list[Run]:
     """Return the k-th of n parts, so that n processes share the runs."""
     k, n = part

@@ -12,8 +12,6 @@ from rabo.comparison import confidence
 from rabo.reproduction.grid import Changes, Grid, Run
 from rabo.reproduction.sweep import is_done
 
-NO_CHANGES = Changes()
-
 
 @dataclass(frozen=True)
 class Record:
@@ -37,6 +35,12 @@ class Record:
         return self.summary["metrics"]
 
     @property
+    def value(self) -> float:
+        """The headline: per cent where it is an accuracy."""
+        scale = 100 if "accuracy" in self.headline else 1
+        return scale * self.metrics[self.headline]
+
+    @property
     def bytes(self) -> int:
         return self.summary["cost"]["bytes_up"] + self.summary["cost"]["bytes_down"]
 
@@ -47,10 +51,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in a setting, over the seeds that were run; values are per cent."""
+    """A method in a setting, over the seeds that were run; accuracies are per cent."""
 
     setting: str
     method: str
+    headline: str
     paper: float | None
     value: float | None  # None: some seed diverged
     interval: float | None
@@ -62,13 +67,13 @@ class Cell:
     seconds: float | None
 
 
-def read_records(grid: Grid, out: Path, only: Sequence[str] = ()) -> list[Record]:
+def read_records(grid: Grid, out: Path) -> list[Record]:
     """Return the runs that have ended, over however many seeds there are."""
     seeds = grid.content["seeds"]
-    while any(_exists(run, out) for run in _of_seed(grid, seeds)):
+    while any(is_done(out / run.folder) for run in _of_seed(grid, seeds)):
         seeds += 1
     found = []
-    for run in grid.runs(Changes(seeds=seeds, only=only)):
+    for run in grid.runs(Changes(seeds=seeds)):
         folder = out / run.folder
         if is_done(folder):
             texts = {n: (folder / f"{n}.json").read_text() for n in ("config", "summary")}
@@ -80,10 +85,6 @@ def read_records(grid: Grid, out: Path, only: Sequence[str] = ()) -> list[Record
 
 def _of_seed(grid: Grid, seed: int) -> list[Run]:
     return [run for run in grid.runs(Changes(seeds=seed + 1)) if run.experiment.seed == seed]
-
-
-def _exists(run: Run, out: Path) -> bool:
-    return is_done(out / run.folder)
 
 
 def grouped(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -111,7 +112,7 @@ def check_expectations(grid: Grid, records: Sequence[Record]) -> None:
 
 
 def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
-    mean, interval, over = spread([100 * r.metrics[r.headline] for r in own if not r.diverged])
+    mean, interval, over = spread([r.value for r in own if not r.diverged])
     if len(own) == 1 and "interval" in own[0].metrics:
         interval, over = 100 * own[0].metrics["interval"], "test tasks"
     if any(r.diverged for r in own):
@@ -122,6 +123,7 @@ def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
     return Cell(
         setting,
         method,
+        own[0].headline,
         grid.content.get("paper", {}).get("numbers", {}).get(setting, {}).get(label),
         mean,
         interval,

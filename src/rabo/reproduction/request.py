@@ -10,8 +10,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 from rabo.experiment import parse_option
 from rabo.reproduction import names, reproduce
 from rabo.reproduction.grid import Changes
+from rabo.reproduction.page import write_page
 
 DATA = "RABO_DATA"
+PAGE, PAGE_PATH, COMMITTED = "page", Path("docs/results.md"), Path("results")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,9 @@ class Request:
     """Options of `rabo reproduce`; every field is annotated with its help text."""
 
     name: str
-    out: Annotated[Path, "folder of runs, tables and figures"] = Path("runs/reproduce")
+    out: Annotated[
+        Path | None, "folder of runs, tables and figures (runs/reproduce; page: results)"
+    ] = None
     only: Annotated[
         Sequence[str], "run these alone: patterns of SETTING/METHOD/seed-N, such as '*/rabo*/*'"
     ] = field(default_factory=list)
@@ -37,8 +41,16 @@ class Request:
     part: Annotated[str, "K/N: do the K-th of N parts, for N processes side by side"] = "1/1"
     collect: Annotated[bool, "run nothing: write tables and figures of what there is"] = False
 
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("runs/reproduce")
+
     def perform(self, say: Callable[[str], None] = print) -> int:
         """Do what is asked; return 0, or 3 where runs are left."""
+        if self.name == PAGE:
+            write_page(self.out or COMMITTED, PAGE_PATH)
+            say(f"written: {PAGE_PATH}")
+            return 0
         if self.data_root:
             os.environ[DATA] = self.data_root  # not an option of runs: it is no part of a result
         changes = Changes(
@@ -50,7 +62,7 @@ class Request:
         )
         left = reproduce(
             self.name,
-            self.out,
+            self.folder,
             changes,
             tuned=self.tuned,
             limit=self.limit,
@@ -63,7 +75,7 @@ class Request:
     @classmethod
     def declare(cls, parser: ArgumentParser) -> None:
         """Add all options to a parser."""
-        parser.add_argument("name", choices=names(), metavar="NAME", help=", ".join(names()))
+        parser.add_argument("name", help=known())
         for option, kind, default, text in options_of(cls):
             flag = f"--{option.replace('_', '-')}"
             if kind is bool:
@@ -72,6 +84,11 @@ class Request:
                 parser.add_argument(flag, action="append", default=[], help=text)
             else:
                 parser.add_argument(flag, type=kind, default=default, help=text)
+
+
+def known() -> str:
+    """Return all that can be asked for, for a help text."""
+    return ", ".join([*names(), PAGE])
 
 
 def options_of(kind: Any) -> list[tuple[str, Any, Any, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rabo.checkpoint import write_atomically
-from rabo.errors import ClientError, NonFiniteError
+from rabo.errors import ClientError, NonFiniteError, ReplyError
 from rabo.experiment import choose_device, resume, run
 from rabo.reproduction.grid import Run
 
@@ -74,7 +74,8 @@ def _do(each: Run, folder: Path, clock: Callable[[], float]) -> str:
         try:
             (resume if has_begun else run)(each.experiment, folder)
         except (ClientError, NonFiniteError) as error:
-            if not isinstance(getattr(error, "cause", error), NonFiniteError):
+            # what was sent is refused for its norm where a GPU's numbers are not looked at before
+            if not isinstance(getattr(error, "cause", error), (NonFiniteError, ReplyError)):
                 raise
             why = str(error)
     about = {

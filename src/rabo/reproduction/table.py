@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -30,24 +30,29 @@ def write_tables(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
         rows = csv.writer(file)
         rows.writerow([field.name for field in fields(Cell)])
         rows.writerows(asdict(cell).values() for cell in cells)
-    (out / "table.md").write_text(markdown(grid, cells) + "\n")
+    (out / "table.md").write_text(f"{markdown(grid, cells)}\n\n{NOTE}\n")
 
 
 def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
-    """Return a row per method and a column per setting."""
+    """Return a row per method and a column per setting, or the other way round."""
+    if not cells:
+        return "Not run yet."
     found = {(cell.setting, cell.method): cell for cell in cells}
     settings = [s for s in grid.settings if any(cell.setting == s for cell in cells)]
     methods = {m: own.get("label", m) for s in settings for m, own in grid.methods(s).items()}
-    if not cells:
-        return "Not run yet."
-    head = ["method", *(grid.settings[s].get("label", s) for s in settings)]
-    lines = [head, ["---"] * len(head)]
+    lines = [["", *(grid.settings[s].get("label", s) for s in settings)]]
     for method, label in methods.items():
-        row = [text_of(found.get((s, method)), _paper(grid, s, method)) for s in settings]
-        lines.append([label, *row])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    seeds = sorted({cell.num_seeds for cell in cells})
-    return f"{table}\n\n{NOTE} Seeds: {' to '.join(map(str, seeds))}."
+        lines.append([label, *(_text(grid, found, s, method) for s in settings)])
+    if grid.content.get("rows") == "settings":
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(grid: Grid, found: Mapping[tuple[str, str], Cell], setting: str, method: str) -> str:
+    if method not in grid.methods(setting):
+        return "–"
+    return text_of(found.get((setting, method)), _paper(grid, setting, method))
 
 
 def _paper(grid: Grid, setting: str, method: str) -> float | None:
@@ -62,9 +67,10 @@ def text_of(cell: Cell | None, paper: float | None) -> str:
         return f"{before}not run yet"
     if cell.value is None:
         return f"{before}diverged"
-    text = f"{before}**{cell.value:.2f}**"
+    form = ".2f" if "accuracy" in cell.headline else ".2e"
+    text = f"{before}**{cell.value:{form}}**"
     if cell.interval is not None:
-        text += f" ± {cell.interval:.2f}{'*' if cell.interval_over != 'seeds' else ''}"
+        text += f" ± {cell.interval:{form}}{'*' if cell.interval_over != 'seeds' else ''}"
     if cell.full_model is not None and abs(cell.full_model - cell.value) > 5e-3:
         text += f" ({cell.full_model:.2f})"
     return text

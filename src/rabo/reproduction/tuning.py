@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rabo.checkpoint import write_atomically
-from rabo.reproduction.grid import Grid, with_tuned
+from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped, spread
 
 
@@ -30,7 +30,7 @@ def choose(grid: Grid, records: Sequence[Record]) -> dict[str, Mapping[str, Any]
 def _mean(records: Sequence[Record]) -> float:
     if not records or any(record.diverged for record in records):
         return float("-inf")
-    mean, _, _ = spread([record.metrics[record.headline] for record in records])
+    mean, _, _ = spread([record.value for record in records])
     return float("-inf") if mean is None else mean
 
 
@@ -47,8 +47,10 @@ def write_choice(grid: Grid, records: Sequence[Record], tuned: Path) -> dict[str
     check_validation(grid, records)
     chosen = choose(grid, records)
     if chosen:
-        content = with_tuned(tuned, grid.content["tuned"], chosen)
-        text = json.dumps(content, indent=2) + "\n"
+        known = json.loads(tuned.read_text()) if tuned.exists() else {}
+        family = grid.content["tuned"]
+        known[family] = {**known.get(family, {}), **chosen}
+        text = json.dumps(known, indent=2) + "\n"
         tuned.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(tuned, text.encode())
     return chosen
@@ -73,4 +75,4 @@ def _reached(records: Sequence[Record]) -> str:
     if not records:
         return "not run yet"
     mean = _mean(records)
-    return "diverged" if mean == float("-inf") else f"{100 * mean:.2f}"
+    return "diverged" if mean == float("-inf") else f"{mean:.2f}"

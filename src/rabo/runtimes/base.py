@@ -90,15 +90,19 @@ F = TypeVar("F", bound=Callable[..., Reply])
 
 
 def answers(
-    *arrays: str | Callable[[Any], Iterable[str]], scalars: tuple[str, ...] = ()
+    *arrays: str | Callable[[Any], Iterable[str]],
+    scalars: tuple[str, ...] = (),
+    together: bool = False,
 ) -> Callable[[F], F]:
     """Declare what a piece of work answers with: the server accepts nothing else.
 
-    Names that depend on the algorithm's choices are a function of the algorithm.
+    Names that depend on the algorithm's choices are a function of the algorithm. Work that treats
+    copies of y one by one, and starts all of them from what it is sent, can be done `together` for
+    several clients.
     """
 
     def declare(work: F) -> F:
-        work.answer = (arrays, scalars)  # type: ignore[attr-defined]
+        work.answer, work.together = (arrays, scalars), together  # type: ignore[attr-defined]
         return work
 
     return declare

@@ -1,7 +1,8 @@
 """All clients in this process, their work recorded once and replayed: fast on a GPU."""
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +20,7 @@ from rabo.submodel import Cut
 from rabo.tree import Params, block, lay, leaves, map_leaves, only_tensors, pieces, shapes
 
 SIDE_BY_SIDE = 16  # clients that run at the same time, each on a stream of its own
+NEVER = sys.maxsize  # a round that does not come
 
 
 class Recorded:
@@ -34,47 +36,75 @@ class Recorded:
         self.problems = problems
         self._meter = Meter()
         self._round = -1
-        self._now: dict[int, tuple[Cut, Local]] = {}  # of the round under way
-        self._kept: dict[Any, _StaticLocal] = {}  # by client and widths
+        self._now: dict[tuple[int, ...], tuple[Cut, Local]] = {}  # of the round under way
+        self._kept: dict[Any, StaticLocal] = {}  # by client and widths
         self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
         self._most = _Most()
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         remaining = iter(tasks)
-        while group := list(islice(remaining, SIDE_BY_SIDE)):
-            yield from _finish(work, [self._start(work, client, task) for client, task in group])
+        while asked := list(islice(remaining, SIDE_BY_SIDE)):
+            groups = self._groups(work, asked)
+            replies = _finish(work, [self._start(work, *group) for group in groups])
+            for client, _ in asked:
+                yield client, replies[client]
 
-    def _start(self, work: Work, client: int, task: Task) -> "_Started":
-        local = self._local(client, task)
-        if isinstance(local, _StaticLocal):
+    def _groups(
+        self, work: Work, asked: Sequence[tuple[int, Task]]
+    ) -> list[tuple[tuple[int, ...], Task]]:
+        """Say who works together: everybody alone."""
+        return [((client,), task) for client, task in asked]
+
+    def _start(self, work: Work, clients: tuple[int, ...], task: Task) -> "_Started":
+        local = self._local(clients, task)
+        if isinstance(local, StaticLocal):
             try:
                 recording = local.recording(work, task, self._most)
                 started = recording and recording.start(task)
                 if started:
-                    return started
+                    return _Started(clients, task, started.reply, started)
             except Exception as error:
-                reply = failed(client, task.round, work.__name__, error)
-                return _Started(client, task, reply, None)
+                return _Started(clients, task, failed(clients[0], task.round, work.__name__, error))
         reply = perform(work, task, local, self._meter)
-        if isinstance(local, _StaticLocal) and reply.fault is None:
+        if isinstance(local, StaticLocal) and reply.fault is None:
+            reply = local.answer(reply)
             local.costs[_key(work, task)] = reply.cost
             self._most.see(work, reply.cost)
-        return _Started(client, task, reply, None)
+        return _Started(clients, task, reply)
 
-    def _local(self, client: int, task: Task) -> Local:
+    def _local(self, clients: tuple[int, ...], task: Task) -> Local:
         if task.round != self._round:
             self._round, self._now = task.round, {}
-        cut, now = self._now.get(client, (None, None))
+        cut, now = self._now.get(clients, (None, None))
         if now is not None and (cut is task.cut or "x" not in task.arrays):
             return now
-        key = (client, task.cut.widths)
-        problem = self.problems[client].restrict(task.cut)
-        local: Local = Local(client, problem)
-        if self._seen.setdefault(key, task.round) < task.round and can_be_recorded(problem):
-            local = self._kept.setdefault(key, _StaticLocal(client, problem))
-            local.memory = {}
-        self._now[client] = (task.cut, local)
+        local = self._kept_local(clients, task) or Local(
+            clients[0], self.problems[clients[0]].restrict(task.cut)
+        )
+        self._now[clients] = (task.cut, local)
         return local
+
+    def _kept_local(self, clients: tuple[int, ...], task: Task) -> "StaticLocal | None":
+        """Return what is kept of a client, once it has had these widths in an earlier round."""
+        if not self._has_been_seen(clients[0], task):
+            return None
+        key = (clients, task.cut.widths)
+        if key not in self._kept:
+            self._kept[key] = self._static(clients, task.cut)
+        local = self._kept[key]
+        local.memory = {}
+        return local
+
+    def _static(self, clients: tuple[int, ...], cut: Cut) -> "StaticLocal":
+        return StaticLocal(clients[0], self.problems[clients[0]].restrict(cut))
+
+    def _has_been_seen(self, client: int, task: Task) -> bool:
+        """Say whether a client had these widths in an earlier round, and its work is recordable."""
+        key = (client, task.cut.widths)
+        if key not in self._seen:
+            problem = self.problems[client].restrict(task.cut)
+            self._seen[key] = task.round if can_be_recorded(problem) else NEVER
+        return self._seen[key] < task.round
 
 
 def can_be_recorded(problem: BilevelProblem) -> bool:
@@ -103,36 +133,50 @@ class _Most(dict[str, int]):
 
 
 class _Started(NamedTuple):
-    """A reply that is there, or will be when the device has come so far."""
+    """A reply that is there, or will be when the device has come so far; the same of all clients
+    that work together.
+    """
 
-    client: int
+    clients: tuple[int, ...]
     task: Task
     reply: Reply
-    recording: "_Recording | None"
+    recording: "_Recording | None" = None
 
 
-def _finish(work: Work, started: list[_Started]) -> Iterator[tuple[int, Reply]]:
+def _finish(work: Work, started: list[_Started]) -> dict[int, Reply]:
     """Read the device once for all clients, and check what they answered."""
     waiting = [s.recording for s in started if s.recording is not None]
     for recording in waiting:
         recording.player.join()
     read = torch.cat([r.summary for r in waiting]).tolist() if waiting else []
-    for client, task, reply, recording in started:
-        if recording is None:
-            yield client, reply
-            continue
-        number = len(recording.summary)
-        (size, *values), read = read[:number], read[number:]
-        if not isfinite(size):
-            error = NonFiniteError(
-                f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
-                "beta='auto'"
-            )
-            yield client, failed(client, task.round, work.__name__, error)
-            continue
-        scalars = dict(zip(recording.reply.scalars, values, strict=True))
-        cost = recording.cost._replace(seconds=recording.player.seconds())
-        yield client, Reply(recording.reply.arrays, scalars, cost, norm=size)
+    replies: dict[int, Reply] = {}
+    for clients, task, reply, recording in started:
+        if recording is not None:
+            number = len(recording.summary)
+            (size, *values), read = read[:number], read[number:]
+            reply = _reply(work, clients, task, recording, size, values)
+        cost = reply.cost.share(len(clients))
+        replies |= dict.fromkeys(clients, reply._replace(cost=cost))
+    return replies
+
+
+def _reply(
+    work: Work,
+    clients: tuple[int, ...],
+    task: Task,
+    recording: "_Recording",
+    size: float,
+    values: list[float],
+) -> Reply:
+    if not isfinite(size):
+        error = NonFiniteError(
+            f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
+            "beta='auto'"
+        )
+        return failed(clients[0], task.round, work.__name__, error)
+    scalars = dict(zip(recording.reply.scalars, values, strict=True))
+    cost = recording.cost._replace(seconds=recording.player.seconds())
+    return Reply(recording.reply.arrays, scalars, cost, norm=size)
 
 
 @dataclass
@@ -145,7 +189,7 @@ class _Batches:
 
 
 @dataclass
-class _StaticLocal(Local):
+class StaticLocal(Local):
     """A client whose batches and memory stay at the same addresses from round to round."""
 
     drawn: dict[str | int, _Batches] = field(default_factory=dict)
@@ -163,13 +207,17 @@ class _StaticLocal(Local):
             return self.drawn[purpose].batch
         with _reading_allowed():
             if purpose not in self.drawn:
-                new = self._fresh(task, purpose)
+                new = self.fresh(task, purpose)
                 constant = new is getattr(self.problem, "data", None)
                 own = new if constant else map_leaves(torch.clone, new)
                 self.drawn[purpose] = _Batches(own, constant, task.round)
             if not self.refresh(task, purpose):
-                return self._fresh(task, purpose)
+                return self.fresh(task, purpose)
         return self.drawn[purpose].batch
+
+    def answer(self, reply: Reply) -> Reply:
+        """Return what a client answers, given what its work returns."""
+        return reply
 
     def stream(self, task: Task, purpose: str | int) -> Generator:
         self.has_drawn_itself = True
@@ -179,7 +227,7 @@ class _StaticLocal(Local):
         """Fill a static batch with this round's data; say whether it has the shape for that."""
         held = self.drawn[purpose]
         if held.round != task.round and not held.constant:
-            new = self._fresh(task, purpose)
+            new = self.fresh(task, purpose)
             if shapes(new) != shapes(held.batch):
                 self.has_changing_batches = True
                 return False
@@ -199,7 +247,8 @@ class _StaticLocal(Local):
             self.recordings[whole] = _record(work, task, self, self.costs[key], priority)
         return self.recordings[whole]
 
-    def _fresh(self, task: Task, purpose: str | int) -> Batch:
+    def fresh(self, task: Task, purpose: str | int) -> Batch:
+        """Draw anew."""
         return self.problem.batch(batch_stream(task, self.client, purpose))
 
 
@@ -207,7 +256,7 @@ class _StaticLocal(Local):
 class _Recording:
     """One piece of work of one client on tensors that stay where they are."""
 
-    local: _StaticLocal
+    local: StaticLocal
     task: Task  # static tensors
     purposes: list[str | int]
     reply: Reply
@@ -217,7 +266,7 @@ class _Recording:
     player: "_GraphPlayer | _Rerun"
     cost: Cost
 
-    def start(self, task: Task) -> _Started | None:
+    def start(self, task: Task) -> "_Recording | None":
         """Load this round's inputs and let it run; None if they have other shapes."""
         if not all(self.local.refresh(task, purpose) for purpose in self.purposes):
             return None
@@ -231,11 +280,11 @@ class _Recording:
         finally:
             self.local.is_loaded = False
         self.local.memory.update(self.memory)
-        return _Started(self.local.client, task, self.reply, self)
+        return self
 
 
 def _record(
-    work: Work, task: Task, local: _StaticLocal, cost: Cost, priority: int
+    work: Work, task: Task, local: StaticLocal, cost: Cost, priority: int
 ) -> _Recording | None:
     """Record work, or return None if it cannot be."""
     device = leaves((task.arrays, local.memory))[0].device
@@ -250,7 +299,7 @@ def _record(
 
     def run() -> tuple[Reply, Tensor | None, dict[str, Any]]:
         local.memory, local.used, local.has_drawn_itself = dict(before), {}, False
-        reply = work(static, local)
+        reply = local.answer(work(static, local))
         arrays = {name: as_block(params) for name, params in reply.arrays.items()}
         reply = reply._replace(arrays=arrays)
         return reply, _summary(reply), local.memory

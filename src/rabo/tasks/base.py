@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -45,8 +45,17 @@ def equal_steps(num_steps: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def check_at_least_one(task: Any, *names: str) -> None:
+    """Refuse a task whose numbers of this or that are not positive."""
+    for name in names:
+        if getattr(task, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(task, name)}")
+
+
 class Task(Protocol):
     """A frozen dataclass whose fields are the options of `rabo run TASK`."""
+
+    example: ClassVar[str]  # options to begin with, for the help of its commands
 
     def build(
         self, capacities: Sequence[Resources], rounds: int, seed: int, device: str

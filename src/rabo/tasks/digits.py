@@ -6,7 +6,7 @@ penalty, x so that this y does well on validation data.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from rabo.ledger import Ledger
 from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
-from rabo.tasks.base import Setup
+from rabo.tasks.base import Setup, check_at_least_one
 
 MIN_ITEMS = 8  # of a client: batch statistics need some on either side
 
@@ -38,8 +38,12 @@ def _backbone(width: int) -> nn.Sequential:
 class DigitsTask:
     """Learn a representation of digits under which a linear classifier does well."""
 
+    example: ClassVar[str] = "--capacities 1,1/2,memory:400kB --policy rolling --rounds 20"
     width: Annotated[int, "hidden units of the full model"] = 128
     penalty: Annotated[float, "weight penalty of the classifier"] = 0.01
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "width")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         from sklearn.datasets import load_digits  # slow to import

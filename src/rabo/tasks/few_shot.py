@@ -7,7 +7,7 @@ y does well on the queries.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ VALIDATION_ALPHABETS = 6  # of the training alphabets, held out for choosing set
 class FewShotTask:
     """Learn features under which a head learns new characters from a few drawings."""
 
+    example: ClassVar[str] = "--backbone conv4 --ways 5 --shots 1 --capacities 1,1/2 --rounds 40"
     dataset: Annotated[str, "omniglot, or glyphs (generated: needs no download)"] = "glyphs"
     data_root: Annotated[str, "folder of the data (else RABO_DATA, else the user cache)"] = ""
     download: Annotated[bool, "download what is missing"] = False
@@ -65,6 +66,8 @@ class FewShotTask:
         _choose("heads", self.heads, ("per-task", "shared"))
         _choose("split", self.split, ("shards", "iid", "dirichlet"))
         _choose("held_out", self.held_out, ("test", "validation"))
+        if self.ways < 2:
+            raise ValueError(f"ways must be at least 2, got {self.ways}: one class is always right")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         train, test = self._load()
@@ -160,7 +163,12 @@ class FewShotTask:
 
     def _backbone(self) -> tuple[nn.Module, int]:
         default = "64,160,320,640" if self.backbone == "resnet12" else "64"
-        widths = [int(w) for w in (self.channels or default).split(",")]
+        try:
+            widths = [int(w) for w in (self.channels or default).split(",")]
+        except ValueError:
+            raise ValueError(
+                f"channels must be widths such as {default}, got {self.channels!r}"
+            ) from None
         if self.backbone == "resnet12":
             if len(widths) != 4:
                 raise ValueError(f"resnet12 must have four widths, got {self.channels!r}")

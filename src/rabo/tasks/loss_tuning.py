@@ -7,6 +7,7 @@ parameters, chosen so that this y does well on validation data.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -40,12 +41,14 @@ class LossTuningTask:
     """Tune the VS loss so that a classifier of a long-tailed set treats all classes well."""
 
     capacities: ClassVar[str] = "1/2"  # of all clients, unless given
+    example: ClassVar[str] = "--dataset digits --capacities 1/2 --rounds 30"
     dataset: Annotated[str, "cifar10, or digits (needs no download)"] = "digits"
     data_root: Annotated[str, "folder of the data (else RABO_DATA, else the user cache)"] = ""
     download: Annotated[bool, "download what is missing"] = False
     ratio: Annotated[float, "images of the most over those of the least frequent class"] = 100.0
     width: Annotated[int, "channels of the first stage (64: ResNet-18; digits: 16)"] = 0
     upper: Annotated[str, "balanced cross-entropy, or literal (the VS loss)"] = "balanced"
+    outer_batch: Annotated[int, "images on which the upper loss is taken"] = BATCH
     weight_decay: Annotated[float, "of the classifier"] = 5e-4
     augment: Annotated[bool, "random crops and flips in training (cifar10)"] = True
     split: Annotated[str, "shards, iid (equal shares of each class) or dirichlet (by class)"] = (
@@ -62,6 +65,8 @@ class LossTuningTask:
             ("held_out", ("test", "validation")),
         ):
             lookup(name.replace("_", "-"), getattr(self, name), dict.fromkeys(known, 0))
+        if self.outer_batch < 1:
+            raise ValueError(f"outer_batch must be at least 1, got {self.outer_batch}")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         data = self._load()
@@ -155,7 +160,7 @@ class LossTuningTask:
         images = prepare(images)
         if self.augment and images.shape[1] == 3:
             images = crop_and_flip(images, generator)
-        held, held_labels = draw(data.outer, 4 * BATCH)
+        held, held_labels = draw(data.outer, self.outer_batch)
         return Batch((images, labels), (prepare(held), held_labels))
 
     def _load(self) -> Images:
@@ -238,18 +243,21 @@ class Judge:
     test: tuple[Tensor, Tensor]
     counts: Tensor
 
-    def __call__(self, state: State, ledger: Ledger) -> dict[str, float]:
+    def __call__(self, state: State, ledger: Ledger) -> dict[str, Any]:
         per_class = self.per_class(ledger.ever_trained("y", state.y))
-        found = {"balanced_accuracy": float(per_class.mean())}
-        found["full_accuracy"] = (
-            float(self.per_class(state.y).mean())
-            if ledger.summary()["y_trained"] < 1
-            else found["balanced_accuracy"]
-        )
-        return found | {"offset_correlation": self._correlation(state.x)}
+        balanced = full = float(per_class.nanmean())
+        if ledger.summary()["y_trained"] < 1:
+            full = float(self.per_class(state.y).nanmean())
+        return {
+            "balanced_accuracy": balanced,
+            "full_accuracy": full,
+            "offset_correlation": self._correlation(state.x),
+            **self._loss(state.x),
+            "accuracy_per_class": _numbers(per_class),
+        }
 
     def per_class(self, y: Params) -> Tensor:
-        """Return the accuracy on every class that is there to be judged."""
+        """Return the accuracy on every class, NaN where there is nothing to judge it by."""
         model = self._model(y)
         images, labels = self.test
         with torch.no_grad():
@@ -258,7 +266,7 @@ class Judge:
         num_classes = len(self.counts)
         total = torch.zeros(num_classes, dtype=torch.float64, device=labels.device)
         counts = labels.bincount(minlength=num_classes)
-        return (total.index_add(0, labels, right) / counts)[counts > 0]
+        return total.index_add(0, labels, right) / counts
 
     def export(self, state: State, ledger: Ledger) -> dict[str, Mapping[str, Tensor]]:
         """Return the loss's parameters, and the classifier with its norm statistics."""
@@ -280,14 +288,20 @@ class Judge:
 
     def write(self, state: State, ledger: Ledger, out: Path) -> None:
         """Write the tuned loss beside the closed-form logit adjustment."""
-        w, scale, offset = loss_parameters(state.x)
         anchor = (self.counts / self.counts.sum()).log()
         table = {
             "class_counts": self.counts.tolist(),
-            "w": w.tolist(),
-            "delta": scale.tolist(),
-            "l": offset.tolist(),
+            **self._loss(state.x),
             "log_prior": (anchor - anchor.mean()).tolist(),
-            "accuracy_per_class": self.per_class(ledger.ever_trained("y", state.y)).tolist(),
+            "accuracy_per_class": _numbers(self.per_class(ledger.ever_trained("y", state.y))),
         }
         (out / "loss.json").write_text(json.dumps(table, indent=2) + "\n")
+
+    def _loss(self, x: Params) -> dict[str, list[float]]:
+        w, scale, offset = loss_parameters(x)
+        return {"w": w.tolist(), "delta": scale.tolist(), "l": offset.tolist()}
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Return what JSON can hold: None for NaN."""
+    return [None if isnan(value) else value for value in values.tolist()]

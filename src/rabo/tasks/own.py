@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from rabo.algorithms import State
 from rabo.clients import Client, OnDemand
@@ -22,6 +22,8 @@ class OwnTask:
     It returns a `Problem` bound to the data of one client. Where a server has no data, the file
     also has `template()`, the same problem on none; `evaluate(x, y)`, if there, returns numbers.
     """
+
+    example: ClassVar[str] = "--file problem.py --clients 3 --rounds 20"
 
     file: Annotated[str, "Python file with problem(partition, num_partitions)"]
 

@@ -6,7 +6,7 @@ g_i(x, y) = ½ yᵀH_i y − yᵀ(B_i x + c_i),   f_i(x, y) = ½ yᵀK_i y − y
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -19,7 +19,7 @@ from rabo.problem import Batch
 from rabo.resources import Resources
 from rabo.seeding import stream
 from rabo.submodel import Cut, ElementMask
-from rabo.tasks.base import Setup
+from rabo.tasks.base import Setup, check_at_least_one
 from rabo.tree import Params
 
 
@@ -206,10 +206,14 @@ def _draw(g: Generator, dim_x: int, dim_y: int, diagonal: bool, condition: float
 class QuadraticTask:
     """A heterogeneous federated quadratic with a known solution."""
 
+    example: ClassVar[str] = "--clients 10 --rounds 400 --hessian global"
     dim_x: Annotated[int, "number of outer parameters"] = 16
     dim_y: Annotated[int, "number of inner parameters"] = 16
     heterogeneity: Annotated[float, "how much clients differ (0: not at all)"] = 1.0
     noise: Annotated[float, "size of the gradient noise"] = 0.0
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "dim_x", "dim_y")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         family = random_quadratic(

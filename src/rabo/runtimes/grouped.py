@@ -1,0 +1,111 @@
+"""Recorded work, of clients that hold the same submodel as one: fewer and larger kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from rabo.problem import Batch, ClientProblem
+from rabo.runtimes.base import Reply, Task, Work, batch_stream
+from rabo.runtimes.recorded import Recorded, StaticLocal
+from rabo.submodel import Cut, level_of
+from rabo.tree import Params, leaves, map_leaves, replace_leaves
+
+
+class Grouped(Recorded):
+    """Like `Recorded`, but clients that get the same tensors are asked as one, and answer as one.
+
+    Where every task has a y of its own, clients of one submodel differ in nothing but their tasks:
+    these lie side by side in one batch, and each client answers with the mean of the group. The sum
+    over clients is the same up to rounding; what only one of them has answered is not known, so it
+    is not for runs that clip, trim or judge single answers. Work says by `@answers(...,
+    together=True)` that it treats copies of y one by one.
+    """
+
+    def _groups(
+        self, work: Work, asked: Sequence[tuple[int, Task]]
+    ) -> list[tuple[tuple[int, ...], Task]]:
+        if not getattr(work, "together", False):
+            return super()._groups(work, asked)
+        members: dict[Any, list[int]] = {}
+        tasks: dict[Any, Task] = {}
+        for client, task in asked:
+            key = self._what_it_gets(client, task)
+            members.setdefault(key, []).append(client)
+            tasks.setdefault(key, task)
+        return [(tuple(clients), tasks[key]) for key, clients in members.items()]
+
+    def _what_it_gets(self, client: int, task: Task) -> Any:
+        """Return what is equal for clients that can work together."""
+        problem = self.problems[client]
+        is_ready = self._has_been_seen(client, task) and isinstance(problem, ClientProblem)
+        if not is_ready or problem.copies == 1:
+            return client
+        arrays = tuple(map(id, task.arrays.values()))  # parts are cut once for all who share them
+        return id(task.cut), arrays, tuple(task.scalars.items()), task.num_steps, problem.shape_key
+
+    def _static(self, clients: tuple[int, ...], cut: Cut) -> StaticLocal:
+        if len(clients) == 1:
+            return super()._static(clients, cut)
+        problems: Any = [self.problems[client].restrict(cut) for client in clients]
+        together: Any = Together(problems)
+        return _GroupLocal(clients[0], together, clients=clients)
+
+
+class Together:
+    """The problems of clients of one submodel as one: all their copies of y, the sum of losses.
+
+    Departs from a single client's problem, whose losses are means over its copies, so that every
+    copy sees the gradients it has there.
+    """
+
+    def __init__(self, problems: Sequence[ClientProblem]):
+        self.problems, self.number = problems, len(problems)
+        first = problems[0]
+        self._whole = first.with_copies(self.number * first.copies)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
+
+    @property
+    def shape_key(self) -> Any:
+        return self.number, self.problems[0].shape_key
+
+    def inner(self, z: Any, y: Params, part: Any) -> Tensor:
+        return self.number * self._whole.inner(z, y, part)
+
+    def outer(self, z: Any, y: Params, part: Any) -> Tensor:
+        return self.number * self._whole.outer(z, y, part)
+
+
+@dataclass
+class _GroupLocal(StaticLocal):
+    """What clients that work together have at hand."""
+
+    clients: tuple[int, ...] = field(default=(), kw_only=True)
+
+    def fresh(self, task: Task, purpose: str | int) -> Batch:
+        together: Any = self.problem
+        drawn = [
+            problem.batch(batch_stream(task, client, purpose))
+            for client, problem in zip(self.clients, together.problems, strict=True)
+        ]
+        side_by_side = [torch.cat(each) for each in zip(*map(leaves, drawn), strict=True)]
+        return replace_leaves(drawn[0], side_by_side)
+
+    def stream(self, task: Task, purpose: str | int) -> Generator:
+        raise RuntimeError(
+            "clients that work together have no random numbers of their own; use the runtime "
+            "recorded"
+        )
+
+    def answer(self, reply: Reply) -> Reply:
+        """Turn what moves x, a sum over clients, into their mean, as all else is."""
+        n = len(self.clients)
+        arrays = {
+            name: map_leaves(lambda t: t / n, params) if level_of(name) == "x" else params
+            for name, params in reply.arrays.items()
+        }
+        return reply._replace(arrays=arrays)

@@ -1,0 +1,114 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from rabo.experiment import run
+from rabo.reproduction.collect import collect
+from rabo.reproduction.grid import Changes, load_grid
+from rabo.reproduction.records import cells_of, read_records
+from rabo.reproduction.request import Request
+from rabo.reproduction.sweep import sweep
+
+NAME = "study-errata"  # its quadratic takes no time
+SMALL = Changes(rounds=3, seeds=2, device="cpu", only=["erratum-6/*"])
+
+
+def small_runs():
+    return load_grid(NAME).runs(SMALL)
+
+
+def test_a_cut_reproduction_goes_on_and_ends_with_the_table_of_its_summaries(tmp_path):
+    runs, ticks, said = small_runs(), iter(range(1000)), []
+
+    def stop(done):
+        if done.round == 1:
+            raise KeyboardInterrupt
+
+    first = tmp_path / runs[0].folder
+    with pytest.raises(KeyboardInterrupt):
+        run(runs[0].experiment, first, stop)
+    left = sweep(runs, tmp_path, limit=2, say=said.append, clock=lambda: next(ticks))
+    assert left == len(runs) - 1  # time was up after the first, which went on from its checkpoint
+    assert sweep(runs, tmp_path, say=said.append) == 0
+    assert len(said) == len(runs) == 4
+    assert sweep(runs, tmp_path, say=pytest.fail) == 0  # all are there
+
+    whole = run(runs[0].experiment, tmp_path / "whole")
+    summary = json.loads((first / "summary.json").read_text())
+    assert summary["metrics"]["distance"] == whole.metrics["distance"]
+    kept = {"config.json", "curve.jsonl", "summary.json"}
+    assert {path.name for path in first.iterdir()} == kept
+
+    grid = load_grid(NAME)
+    collect(grid, tmp_path, tmp_path / "tuned.json")
+    cells = json.loads((tmp_path / NAME / "table.json").read_text())["cells"]
+    for cell in cells:
+        own = [r for r in runs if (r.setting, r.method) == (cell["setting"], cell["method"])]
+        texts = [(tmp_path / r.folder / "summary.json").read_text() for r in own]
+        values = [json.loads(text)["metrics"]["gradient_norm"] for text in texts]
+        assert cell["value"] == pytest.approx(sum(values) / 2)
+        assert cell["interval"] == pytest.approx(12.706 * abs(values[0] - values[1]) / 2)
+        assert cell["interval_over"] == "seeds"
+    assert len(cells) == 2
+    text = (tmp_path / NAME / "table.md").read_text()
+    assert all(f"**{cell['value']:.2e}** ± {cell['interval']:.2e}" in text for cell in cells)
+
+
+def test_a_curve_has_the_evaluations_with_all_that_was_spent_before(tmp_path):
+    only = small_runs()[0]
+    only = replace(only, experiment=replace(only.experiment, evaluate_every=2, runtime="plain"))
+    result = run(only.experiment, tmp_path / "whole")
+    sweep([only], tmp_path, say=lambda _: None)
+    lines = (tmp_path / only.folder / "curve.jsonl").read_text().splitlines()
+    points = [json.loads(line) for line in lines]
+    assert [point["round"] for point in points] == [2, 3]
+    assert points[-1]["spent"]["multiply_adds"] == result.cost.multiply_adds
+    assert points[-1]["spent"]["bytes_up"] == result.cost.bytes_up
+    third = result.history[2].cost.multiply_adds
+    assert points[0]["spent"]["multiply_adds"] == result.cost.multiply_adds - third
+
+
+def test_a_run_with_other_options_is_not_taken_for_the_one_asked_for(tmp_path):
+    runs = small_runs()[:1]
+    sweep(runs, tmp_path, say=lambda _: None)
+    elsewhere = replace(runs[0], experiment=replace(runs[0].experiment, runtime="plain"))
+    assert sweep([elsewhere], tmp_path, say=pytest.fail) == 0  # where it ran does not matter
+    longer = replace(runs[0], experiment=replace(runs[0].experiment, rounds=4))
+    with pytest.raises(ValueError, match="another rounds"):
+        sweep([longer], tmp_path)
+
+
+def test_a_run_that_diverges_is_on_record_and_the_others_go_on(tmp_path):
+    runs = load_grid(NAME).runs(replace(SMALL, seeds=1))
+    wild = replace(runs[0].experiment, algorithm_options={"alpha": 1e200})
+    said = []
+    assert sweep([replace(runs[0], experiment=wild), runs[1]], tmp_path, say=said.append) == 0
+    assert "diverged" in said[0]
+    assert "gradient norm" in said[1]
+    grid = load_grid(NAME)
+    cells = cells_of(grid, read_records(grid, tmp_path))
+    assert [cell.value is None for cell in cells] == [True, False]
+    collect(grid, tmp_path, tmp_path / "tuned.json")
+    assert "| diverged |" in (tmp_path / NAME / "table.md").read_text()
+
+
+def test_a_request_runs_collects_and_says_what_is_left(tmp_path):
+    said = []
+    asked = Request(
+        name=NAME,
+        out=tmp_path,
+        only=["erratum-6/*/seed-0"],
+        rounds=1,
+        device="cpu",
+        option=["dim_x=4"],
+        limit=0.0,
+    )
+    assert asked.perform(said.append) == 3
+    assert "2 runs are left" in said[-1]
+    assert replace(asked, limit=None, part="1/2").perform(said.append) == 0
+    assert not (tmp_path / NAME / "table.md").exists()  # the other part may be at it
+    assert replace(asked, limit=None).perform(said.append) == 0
+    assert (tmp_path / NAME / "table.md").exists()
+    with pytest.raises(ValueError, match="K/N"):
+        replace(asked, part="3/2").perform()

@@ -25,7 +25,7 @@ lint: $(READY)
 	$(BIN)/basedpyright
 
 test: $(READY)
-	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 10
+	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist loadgroup --durations 10
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -26,7 +26,7 @@ LAYERS = [
     ["theory", "experiment", "terminal"],
     ["comparison", "bench", "live", "report"],
     ["reproduction"],
-    ["cli_compare", "cli_bench", "cli_report", "cli_reproduce"],
+    ["cli_compare", "cli_bench", "cli_report", "cli_reproduce", "flower"],
     ["cli"],
     ["__main__", "__init__"],
 ]
@@ -62,6 +62,14 @@ def test_an_estimator_never_sees_a_mask_and_a_mask_never_sees_a_loss():
             assert "masks" not in imports_of(path)
         if package_of(path) == "masks":
             assert not {"problem", "hypergradients"} & imports_of(path)
+
+
+def test_only_the_flower_package_imports_flower():
+    for path in FILES:
+        names = {n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.alias)}
+        froms = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        found = {name.split(".")[0] for name in names | {n.module or "" for n in froms}}
+        assert "flwr" not in found or package_of(path) == "flower", path
 
 
 def test_nothing_received_is_unpickled_or_evaluated():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -307,10 +307,10 @@ def damaged(data, kind, where, new):
     return new
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, 3])
+@settings(max_examples=200)
 @given(data=st.data())
-def test_damage_is_noticed_and_the_checkpoint_before_is_used(two_checkpoints, first, data):
-    """100 files in all. Never a crash, never other bits than were written."""
+def test_damage_is_noticed_and_the_checkpoint_before_is_used(two_checkpoints, data):
+    """Never a crash, never other bits than were written."""
     folder, snapshots = two_checkpoints
     newest = folder / "checkpoints" / "round-000000003.safetensors"
     good, said = newest.read_bytes(), []

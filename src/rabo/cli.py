@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib.util
 import inspect
 import shlex
 from collections.abc import Callable, Sequence
@@ -61,6 +62,10 @@ app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 app.command(epilog="Example: rabo report runs/first --out report.html")(report)
 app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
+if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
+    from rabo.flower.commands import app as flower_app
+
+    app.add_typer(flower_app, name="flower")
 
 
 def _option(text: str, names: tuple[str, ...] = ()) -> Any:

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import torch
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.checkpoint import Checkpoints
+from rabo.clients import Client
 from rabo.errors import lookup
 from rabo.federation import Federation, Result, needs_single_answers, result_of
 from rabo.masks import Importance
@@ -80,8 +81,32 @@ class Experiment:
         free = ("rounds", "checkpoint_every")
         return {name: value for name, value in self.config().items() if name not in free}
 
-    def federation(self) -> tuple[Federation, Setup]:
-        """Build data, clients and algorithm."""
+    def federation(self, runtime: Runtime | None = None) -> tuple[Federation, Setup]:
+        """Build data, clients and algorithm.
+
+        With a runtime given, the clients are elsewhere: they protect what they send themselves.
+        """
+        setup, algorithm = self.build()
+        clients = setup.clients
+        if runtime is not None:
+            template = setup.template() if setup.template else clients[0].problem
+            clients = [Client(template)] * self.clients
+        federation = Federation(
+            clients,
+            algorithm,
+            participation=self.participation,
+            evaluate=setup.evaluate,
+            evaluate_every=self.evaluate_every or setup.evaluate_every,
+            runtime=runtime or self._runtime(setup),
+            compare=runtime is None,
+            tolerance=self._tolerance(),
+            aggregate=self._aggregate(),
+            privacy=self.privacy() if runtime is None else None,
+        )
+        return federation, setup
+
+    def build(self) -> tuple[Setup, Algorithm]:
+        """Build what the server and every client must agree on."""
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
         if self.rounds < 1:
@@ -95,8 +120,7 @@ class Experiment:
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [self._resources(kinds, i) for i in range(self.clients)]
-        device = choose_device(self.device)
-        setup = task.build(capacities, self.rounds, self.seed, device)
+        setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
         advice = dict(setup.options)
@@ -110,18 +134,7 @@ class Experiment:
         algorithm = make_algorithm(self.algorithm, **options)
         if setup.judged_by is not None and hasattr(algorithm, "predict"):
             setup = setup.judged_by(algorithm.predict)  # type: ignore[attr-defined]
-        federation = Federation(
-            setup.clients,
-            algorithm,
-            participation=self.participation,
-            evaluate=setup.evaluate,
-            evaluate_every=self.evaluate_every or setup.evaluate_every,
-            runtime=self._runtime(setup, device),
-            tolerance=self._tolerance(),
-            aggregate=self._aggregate(),
-            privacy=self._privacy(),
-        )
-        return federation, setup
+        return setup, algorithm
 
     def _resources(self, kinds: Sequence[Now], client: int) -> Resources:
         """Return what a client has: the same in all rounds, or the next kind in the next round."""
@@ -139,26 +152,32 @@ class Experiment:
     def _aggregate(self) -> Aggregate:
         return Aggregate(self.aggregate, self.trim)  # type: ignore[arg-type]
 
-    def _privacy(self) -> Privacy | None:
+    def privacy(self) -> Privacy | None:
         if self.clip is not None:
             return Privacy(clip=self.clip, noise_multiplier=self.noise_multiplier)
         if self.noise_multiplier:
             raise ValueError("noise_multiplier is a multiple of clip: give clip too")
         return None
 
-    def _runtime(self, setup: Setup, device: str) -> Runtime:
+    def _runtime(self, setup: Setup) -> Runtime:
         why = needs_single_answers(
-            self.participation, self._tolerance(), self._aggregate(), self._privacy()
+            self.participation, self._tolerance(), self._aggregate(), self.privacy()
         )
-        fastest = ("recorded" if why else "grouped") if device.startswith("cuda") else "plain"
+        on_gpu = choose_device(self.device).startswith("cuda")
+        fastest = ("recorded" if why else "grouped") if on_gpu else "plain"
         name = fastest if self.runtime == "auto" else self.runtime
         problems = {i: client.problem for i, client in enumerate(setup.clients)}
         return lookup("runtime", name, RUNTIMES)(problems)
 
 
-def run(experiment: Experiment, out: Path, writers: Sequence[Writer] = ()) -> Result:
+def run(
+    experiment: Experiment,
+    out: Path,
+    writers: Sequence[Writer] = (),
+    runtime: Runtime | None = None,
+) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C, failures and kill -9."""
-    federation, setup = experiment.federation()
+    federation, setup = experiment.federation(runtime)
     with RunFolder(out, _with_settings(experiment, federation, setup)) as folder:
         return _drive(experiment, federation, setup, folder, writers)
 
@@ -174,12 +193,13 @@ def resume(
     out: Path,
     writers: Sequence[Writer] = (),
     say: Callable[[str], None] = lambda _: None,
+    runtime: Runtime | None = None,
 ) -> Result:
     """Go on with a recorded run from its last checkpoint, to the same bits as without a stop."""
     begun_with = json.loads((out / "config.json").read_text())["versions"]
     if begun_with != versions():
         say(f"begun with {begun_with}, goes on with {versions()}: bits may differ")
-    federation, setup = experiment.federation()
+    federation, setup = experiment.federation(runtime)
     found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
     if found is None:
         say(f"{out} has no checkpoint yet: it starts from round 0")

@@ -21,8 +21,8 @@ from rabo.export import save_tensors
 from rabo.ledger import LEVELS, Books, Coverage, Entry, Ledger, Level
 from rabo.masks import Full
 from rabo.metering import Cost
-from rabo.resources import Absent, Budget, at_round, width_for
-from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, Runtime, Tolerance
+from rabo.resources import Absent, Budget, at_round, check_capacity, width_for
+from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, RollCall, Runtime, Tolerance
 from rabo.seeding import stream
 from rabo.tree import Params
 
@@ -143,10 +143,12 @@ class Federation:
         evaluate: Evaluate | None = None,
         evaluate_every: int = 1,
         runtime: Runtime | None = None,
+        compare: bool = True,
         tolerance: Tolerance | None = None,
         aggregate: Aggregate | None = None,
         privacy: Privacy | None = None,
     ):
+        """Make a federation; to compare costs with the full model's, rounds of it are run here."""
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
         if not 0 < participation <= 1:
@@ -160,7 +162,7 @@ class Federation:
             )
         self.clients, self.algorithm = clients, algorithm
         self.participation, self.evaluate = participation, evaluate
-        self.evaluate_every = evaluate_every
+        self.evaluate_every, self.compare = evaluate_every, compare
         self.template = clients[0].problem
         self.channels = self.template.channels
         self.state = self._start = algorithm.init(self.template)
@@ -171,6 +173,7 @@ class Federation:
             raise ValueError(
                 f"{type(runtime).__name__} gives no single answers, but {why}; use Recorded"
             )
+        self._roll_call_of = runtime if isinstance(runtime, RollCall) else None
         if privacy is not None:
             runtime = Private(runtime, privacy)
         self._guard = Guarded(runtime, self.state.x, self.state.y, self.tolerance)
@@ -245,7 +248,7 @@ class Federation:
         present, absent = self._roll_call()
         if not present:
             fixed = all(isinstance(self.clients[i].capacity, (int, float, Budget)) for i in absent)
-            if fixed and self.participation == 1:
+            if self._roll_call_of is None and fixed and self.participation == 1:
                 why = next(iter(absent.values()))
                 raise ValueError(f"no client can take part in any round: {why}; give them more")
             return
@@ -263,7 +266,8 @@ class Federation:
         self.ledger.begin(self.state.x, self.state.y, self.channels if is_judged else None)
         skipped = self._play(present)
         coverage = self.ledger.end()
-        self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        if self.compare:
+            self.full_cost = self.full_cost.plus(self._full_cost_of_round())
         scalars = self.ledger.scalars()
         if not skipped and HYPERGRADIENT_NORM in self.state.scalars:
             scalars[HYPERGRADIENT_NORM] = self.state.scalars[HYPERGRADIENT_NORM]
@@ -313,19 +317,27 @@ class Federation:
             chosen = sorted(chosen[i] for i in order.tolist())
         present: dict[int, float] = {}
         absent: dict[int, str] = {}
-        for client in chosen:
-            now = at_round(self.clients[client].capacity, round)
-            try:
-                width = width_for(now, lambda w, client=client: self.cost_at(client, w))
-            except ClientError as error:  # at a trial of what a width costs
-                if self.tolerance.on_fault == "raise":
-                    raise
-                width = Absent(str(error))
+        for client, width in self._widths(round, chosen).items():
             if isinstance(width, Absent):
                 absent[client] = width.why
             else:
-                present[client] = width
+                present[client] = check_capacity(width)
         return present, absent
+
+    def _widths(self, round: int, chosen: Sequence[int]) -> Mapping[int, float | Absent]:
+        """Return how wide clients are: what they answer, or what fits the resources they have."""
+        if self._roll_call_of is not None:
+            return self._roll_call_of.widths(round, chosen)
+        return {client: self._width_of(client, round) for client in chosen}
+
+    def _width_of(self, client: int, round: int) -> float | Absent:
+        now = at_round(self.clients[client].capacity, round)
+        try:
+            return width_for(now, lambda w: self.cost_at(client, w))
+        except ClientError as error:  # at a trial of what a width costs
+            if self.tolerance.on_fault == "raise":
+                raise
+            return Absent(str(error))
 
     def _check_clients(self) -> None:
         shapes = shapes_of(*self.template.start())
@@ -365,6 +377,9 @@ def needs_single_answers(
 
 
 def _relative_cost(ledger: Ledger, full_cost: Cost) -> dict[str, float]:
+    """Compare work and bytes with the full model's; nothing where those were not counted."""
+    if full_cost == Cost():
+        return {}
     phases = ledger.by_phase.items()
     spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
     names = ("multiply_adds", "bytes_up", "bytes_down")

@@ -1,6 +1,6 @@
 """Where clients run, one runtime per file."""
 
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.runtimes.base import Local, Reply, RollCall, Runtime, Task, answers
 from rabo.runtimes.grouped import Grouped
 from rabo.runtimes.guarded import Fault, Guarded, Tolerance
 from rabo.runtimes.in_process import InProcess
@@ -21,6 +21,7 @@ __all__ = [
     "Protected",
     "Recorded",
     "Reply",
+    "RollCall",
     "Runtime",
     "Task",
     "Tolerance",

@@ -1,9 +1,9 @@
 """What travels between server and clients, and what a runtime must do."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Generator
@@ -11,6 +11,7 @@ from torch import Generator
 from rabo.errors import ClientError, NonFiniteError
 from rabo.metering import Cost, Meter
 from rabo.problem import Batch, BilevelProblem
+from rabo.resources import Absent
 from rabo.seeding import seed_of, stream
 from rabo.submodel import Cut
 from rabo.tree import Params, is_finite, leaves, num_bytes, shapes
@@ -54,7 +55,11 @@ class Answer(NamedTuple):
 
 @dataclass
 class Local:
-    """What a client has at hand while it works. Its memory lasts until the round ends."""
+    """What a client has at hand while it works, until the round ends.
+
+    Numbers and dictionaries of tensors in its memory are there at the next exchange; what else it
+    holds must be something that can be computed again, and may be gone.
+    """
 
     client: int
     problem: BilevelProblem  # cut to the client's submodels
@@ -115,6 +120,15 @@ class Runtime(Protocol):
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         """Let clients work on tasks that come in ascending order; yield replies in that order."""
+        ...
+
+
+@runtime_checkable
+class RollCall(Protocol):
+    """A runtime whose clients say themselves how wide a submodel they can train."""
+
+    def widths(self, round: int, clients: Sequence[int]) -> Mapping[int, float | Absent]:
+        """Ask clients; one that cannot take part is absent."""
         ...
 
 

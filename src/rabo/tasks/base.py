@@ -11,6 +11,7 @@ from rabo.algorithms import State
 from rabo.clients import Client
 from rabo.federation import Evaluate
 from rabo.ledger import Ledger
+from rabo.problem import BilevelProblem
 from rabo.resources import Resources
 
 
@@ -28,6 +29,7 @@ class Setup:
     judged_by: Callable[[Callable[..., Any]], "Setup"] | None = None  # with another `predict`
     finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and tables
     export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
+    template: Callable[[], BilevelProblem] | None = None  # for a server without data
 
 
 def equal_steps(num_steps: int) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,135 @@
+"""The ServerApp and the ClientApp that `flwr run` takes, from the options of a run."""
+
+import logging
+import os
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from rabo.experiment import choose_device, resume, run
+from rabo.federation import Round
+from rabo.flower import sites
+from rabo.flower.lifetime import end_with
+from rabo.flower.messages import fault_records
+from rabo.flower.resources import ask_width
+from rabo.flower.runtime import FlowerRuntime, width_records
+from rabo.flower.sites import experiment_of
+from rabo.flower.work import WIDTH, message_types
+from rabo.resources import at_round
+from rabo.runtimes import Privacy
+from rabo.writers import Start
+
+log = logging.getLogger("flwr")
+
+
+def client_app(folder: Path) -> ClientApp:
+    """Make the app of a node: it answers roll calls, and does what is in its table of work."""
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        kind, node = message.metadata.message_type, context.node_config
+        options = sorted(context.run_config.items())
+        device = str(node.get("device", ""))
+        try:
+            worker, capacity = sites.recall(str(folder), options, _partition(context), device)
+            if kind == WIDTH:
+                asked = at_round(capacity, int(message.content.config_records["task"]["round"]))  # type: ignore[arg-type]
+                width = ask_width(node, asked, worker.problem, worker.algorithm, context.state)
+                content = width_records(worker.client, width)
+            else:
+                privacy = _privacy(context, folder)
+                content = worker.answer(kind, message.content, context.state, privacy)
+        except Exception as error:
+            log.exception("client failed at %s", kind)
+            content = fault_records(error)
+        return Message(content, reply_to=message)
+
+    for kind in {WIDTH, *message_types()}:
+        category, action = kind.split(".")
+        getattr(app, category)(action)(answer)
+    return app
+
+
+def server_app(folder: Path) -> ServerApp:
+    """Make the app of the server: it waits for nodes, then runs and records an experiment."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        end_with(os.getppid())  # or it would wait for its SuperLink for ever
+        config = context.run_config
+        experiment = experiment_of(config, folder)
+        out = Path(str(config["out"]) or f"runs/flower-{context.run_id}").absolute()
+        _wait_for_nodes(
+            grid, int(config["min-clients"]) or experiment.clients, float(config["wait"])
+        )
+        runtime = FlowerRuntime(
+            grid,
+            deadline=float(config["deadline"]),
+            least=experiment.min_replies,
+            wait=float(config["wait"]),
+            device=torch.device(choose_device(experiment.device)),
+        )
+        if config["resume"] and (out / "config.json").exists():
+            resume(experiment, out, [Log()], log.info, runtime)
+        else:
+            run(experiment, out, [Log()], runtime)
+
+    return app
+
+
+def _partition(context: Context) -> int:
+    """Return whose data a node has."""
+    node, clients = context.node_config, int(context.run_config["clients"])
+    if "partition-id" not in node:
+        raise ValueError("a node must say whose data it has: --node-config 'partition-id=0'")
+    client = int(node["partition-id"])
+    if int(node.get("num-partitions", clients)) != clients or not 0 <= client < clients:
+        raise ValueError(
+            f"this run has clients 0 to {clients - 1}, got partition-id={client} "
+            f"num-partitions={node.get('num-partitions', clients)}"
+        )
+    return client
+
+
+def _wait_for_nodes(grid: Grid, number: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while len(list(grid.get_node_ids())) < number:
+        if time.monotonic() > end:
+            raise RuntimeError(f"fewer than {number} nodes have joined within {seconds:g} s")
+        time.sleep(0.1)
+
+
+def _privacy(context: Context, folder: Path) -> Privacy | None:
+    """Return what a client does to its answers; by default nobody else can know the noise."""
+    privacy = experiment_of(context.run_config, folder).privacy()
+    if privacy is None or context.run_config["repeatable-noise"]:
+        return privacy
+    return replace(privacy, seed=secrets.randbits(63))
+
+
+class Log:
+    """Tells Flower's log, which `flwr run --stream` shows, of every round."""
+
+    def begin(self, start: Start) -> None:
+        task, algorithm = start.config["task"], start.config["algorithm"]
+        log.info("%s · %s: %d rounds, recorded in %s", task, algorithm, start.rounds, start.folder)
+
+    def add(self, done: Round) -> None:
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
+        log.info("round %d  clients %s  %s", done.round + 1, dict(done.present), metrics)
+        for client, why in done.absent.items():
+            log.warning("client %d sat out round %d: %s", client, done.round, why)
+        for round, client, phase, why in done.faults:
+            log.warning("client %d in round %d at %s: %s", client, round, phase, why)
+        if done.skipped:
+            log.warning("round %d was given up: %s", done.round, done.skipped)
+
+    def end(self, status: str) -> None:
+        log.info("the run is %s", status)

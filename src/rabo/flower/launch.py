@@ -1,0 +1,141 @@
+"""A federation for a trial: a SuperLink, SuperNodes and runs, as processes of this machine."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rabo.flower.credentials import CA, CERTIFICATE, KEY, KEYS, has_certificates, is_loopback
+
+TEMPLATE = Path(__file__).parent / "template"
+APP = "app"
+HOME = ".flower"  # what Flower's command line keeps, in the folder of the trial
+NAME = "trial"  # of the connection to the server, in Flower's words
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # what is installed is used as it is
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+
+
+def environment(folder: Path | None = None) -> dict[str, str]:
+    """Return the environment of Flower's processes; what is set already stays."""
+    own = {"FLWR_HOME": str((folder / HOME).absolute())} if folder else {}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**SETTINGS, **own, **os.environ, "PATH": path}
+
+
+def new_app(folder: Path) -> Path:
+    """Write DIR/app, which `flwr run` takes as it is. Keys lie beside it: an app is sent out."""
+    if (folder / APP).exists():
+        raise ValueError(f"{folder} already holds an app; choose another folder")
+    shutil.copytree(TEMPLATE, folder / APP, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / APP
+
+
+def is_plain(folder: Path, host: str, insecure: bool) -> bool:
+    """Say whether to go without TLS: on loopback, or where it is asked for."""
+    if insecure:
+        return True
+    if has_certificates(folder):
+        return False
+    if not is_loopback(host):
+        raise ValueError(
+            f"{folder} has no certificates, and {host} can be reached from other machines: make "
+            f"them with `rabo flower certificates {folder} --host {host}`, or ask for --insecure"
+        )
+    return True
+
+
+def server_command(folder: Path, host: str, port: int, plain: bool) -> list[str]:
+    """Return the SuperLink, with TLS and node authentication unless it is plain."""
+    command = ["flower-superlink", "--host", host, "--port", str(port)]
+    if plain:
+        return [*command, "--insecure"]
+    files = {"--ssl-ca-certfile": CA, "--ssl-certfile": CERTIFICATE, "--ssl-keyfile": KEY}
+    for option, name in files.items():
+        command += [option, str(folder / name)]
+    return [*command, "--enable-supernode-auth"]
+
+
+def node_command(
+    folder: Path, client: int, address: str, plain: bool, node_config: str = ""
+) -> list[str]:
+    """Return the SuperNode of one client."""
+    command = [sys.executable, "-m", "rabo.flower.node", "--superlink", address]
+    command += ["--node-config", f"partition-id={client} {node_config}".strip()]
+    if plain:
+        return [*command, "--insecure"]
+    key = folder / KEYS / f"client-{client}"
+    command += ["--root-certificates", str(folder / CA)]
+    return [*command, "--auth-supernode-private-key", str(key)]
+
+
+def connect(folder: Path, address: str, plain: bool) -> None:
+    """Tell Flower's command line where the server is."""
+    how = "insecure = true" if plain else f'root-certificates = "{(folder / CA).absolute()}"'
+    text = f'[superlink]\ndefault = "{NAME}"\n\n[superlink.{NAME}]\naddress = "{address}"\n{how}\n'
+    (folder / HOME).mkdir(parents=True, exist_ok=True)
+    (folder / HOME / "config.toml").write_text(text)
+
+
+def run_command(folder: Path, options: Sequence[str]) -> list[str]:
+    return ["flwr", "run", str(folder / APP), NAME, "--stream", *options]
+
+
+class Children:
+    """Processes that end when this one does."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], log: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        with log.open("ab") if log else nullcontext() as output:
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        self.processes.append(process)
+        return process
+
+    def wait(self) -> None:
+        """Wait until one of them ends."""
+        while all(process.poll() is None for process in self.processes):
+            time.sleep(0.2)
+
+    def __enter__(self) -> "Children":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self.processes):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until a server answers."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the server did not start on {host}:{port}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,79 @@
+"""The client's side of an exchange: from a message and what was kept, to a reply."""
+
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
+
+from rabo.algorithms import Algorithm
+from rabo.flower.messages import (
+    CUT,
+    cut_vectors,
+    fault_records,
+    has_cut,
+    numbers_of,
+    pack,
+    read_cut,
+    read_task,
+    reply_records,
+    round_of,
+    unpack,
+)
+from rabo.flower.work import work_for
+from rabo.metering import Meter
+from rabo.problem import BilevelProblem
+from rabo.runtimes import Privacy, Protected
+from rabo.runtimes.base import Local, perform
+from rabo.submodel import Cut
+
+
+class Worker:
+    """A client with its data. What lasts between the exchanges of a round is in records.
+
+    A process may live for one message only, so memory is written to the records that Flower keeps
+    on the node; they never leave it.
+    """
+
+    def __init__(self, client: int, problem: BilevelProblem, algorithm: Algorithm):
+        self.client, self.problem, self.algorithm = client, problem, algorithm
+        self._meter = Meter()
+        self._device = next(iter(problem.start()[0].values())).device
+
+    def answer(
+        self, kind: str, content: RecordDict, kept: RecordDict, privacy: Privacy | None = None
+    ) -> RecordDict:
+        """Do what a message asks for; what leaves the client is clipped and noised already."""
+        work = work_for(kind, self.algorithm)
+        if privacy is not None:
+            work = Protected(work, privacy)
+        local, cut = self._resume(content, kept)
+        task = read_task(content, cut, self._device)
+        reply = perform(work, task, local, self._meter)
+        if reply.fault is not None:
+            return fault_records(reply.fault.cause)
+        _keep(task.round, cut, local, kept)
+        return reply_records(reply, cut)
+
+    def _resume(self, content: RecordDict, kept: RecordDict) -> tuple[Local, Cut]:
+        """Begin on the cut that came with the message, or go on where the last one ended."""
+        round, channels = round_of(content), self.problem.channels
+        if has_cut(content):
+            cut = read_cut(unpack("task", content), channels, self._device)
+            return Local(self.client, self.problem.restrict(cut)), cut
+        if "held" not in kept or kept.config_records["held"]["round"] != round:
+            raise ValueError(f"client {self.client} does not hold the submodel of round {round}")
+        vectors = unpack("memory", kept, self._device)
+        cut = read_cut(vectors, channels, self._device)
+        local = Local(self.client, self.problem.restrict(cut))
+        tensors = {k: v for k, v in vectors.items() if not k.startswith(CUT)}
+        local.memory = {**tensors, **numbers_of("memory", kept)}
+        return local, cut
+
+
+def _keep(round: int, cut: Cut, local: Local, kept: RecordDict) -> None:
+    tensors, numbers = cut_vectors(cut), {}
+    for name, value in local.memory.items():
+        if isinstance(value, int | float):
+            numbers[name] = value
+        elif isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()):
+            tensors[name] = value
+    kept.update(pack("memory", tensors, numbers))
+    kept["held"] = ConfigRecord({"round": round})

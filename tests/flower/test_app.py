@@ -1,0 +1,164 @@
+"""The app: options of a run as text, and a problem of one's own from one file."""
+
+import shutil
+import tomllib
+from dataclasses import fields
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.config import validate_config
+from flwr.serverapp import ServerApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from rabo.experiment import Experiment
+from rabo.flower.app import client_app, server_app
+from rabo.flower.launch import TEMPLATE
+from rabo.flower.messages import task_records, unpack
+from rabo.flower.sites import experiment_of, parse_options
+from rabo.runtimes import Task
+from rabo.submodel import cut
+from rabo.tasks import TASKS
+
+PROJECT = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())
+CONFIG = PROJECT["tool"]["flwr"]["app"]["config"]
+OWN = {**CONFIG, "task": "own", "task-options": "file=problem.py", "device": "cpu"}
+
+
+def test_flower_takes_the_template_as_it_is():
+    valid, errors, warnings = validate_config(PROJECT, project_dir=TEMPLATE)
+    assert (valid, errors, warnings) == (True, [], [])
+    assert isinstance(server_app(TEMPLATE), ServerApp)
+    assert isinstance(client_app(TEMPLATE), ClientApp)
+
+
+@pytest.mark.parametrize("task", ["few-shot", "loss-tuning"])
+def test_the_tasks_of_the_paper_need_no_download(task):
+    options = {"few-shot": "channels=8 backbone=conv4", "loss-tuning": "width=4"}[task]
+    setup, algorithm = experiment_of(
+        {**CONFIG, "task": task, "task-options": options}, TEMPLATE
+    ).build()
+    assert len(setup.clients) == CONFIG["clients"]
+    assert algorithm.seed == CONFIG["seed"]
+
+
+def test_options_have_the_types_of_the_task():
+    text = "channels=8 ways=3 test-tasks=4 download=true penalty=1e-3"
+    found = parse_options(text, TASKS["few-shot"])
+    assert found == {
+        "channels": "8",
+        "ways": 3,
+        "test_tasks": 4,
+        "download": True,
+        "penalty": 1e-3,
+    }
+    assert parse_options("policy=rolling alpha=0.5") == {"policy": "rolling", "alpha": 0.5}
+    with pytest.raises(ValueError, match="Did you mean 'ways'"):
+        parse_options("way=3", TASKS["few-shot"])
+    with pytest.raises(ValueError, match="name=value"):
+        parse_options("ways")
+
+
+def context(partition, **node):
+    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+    return Context(1, 100 + partition, {"partition-id": partition, **node}, RecordDict(), OWN)
+
+
+def roll_call(where, folder=TEMPLATE):
+    message = Message(RecordDict({"task": ConfigRecord({"round": 0})}), 100, "query.width")
+    [answer] = client_app(folder)(message, where).content.config_records.values()
+    return dict(answer)
+
+
+def test_a_node_answers_for_its_own_data_alone(tmp_path):
+    text = (TEMPLATE / "problem.py").read_text()
+    forbidden = "    assert partition == 1, 'the data of others'\n    generator ="
+    (tmp_path / "problem.py").write_text(text.replace("    generator =", forbidden))
+    assert roll_call(context(1, capacity=0.5), tmp_path) == {"client": 1, "width": 0.5}
+    assert roll_call(context(0), tmp_path) == {"why": "AssertionError: the data of others"}
+
+
+def test_a_node_must_say_whose_data_it_has():
+    assert roll_call(context(2)) == {"client": 2, "width": 1.0}
+    for where in (context(3), context(0, **{"num-partitions": 5})):
+        assert "ValueError: this run has clients 0 to 2" in roll_call(where)["why"]
+    nobody = context(0)
+    nobody.node_config = {}
+    assert "must say whose data it has" in roll_call(nobody)["why"]
+
+
+def test_options_of_a_run_are_those_of_an_experiment_and_none_is_empty():
+    plain = experiment_of(CONFIG, TEMPLATE)
+    known = {field.name for field in fields(Experiment)} - {"runtime"}
+    assert {name.replace("_", "-") for name in known} <= CONFIG.keys()
+    assert (plain.capacities, plain.evaluate_every, plain.max_norm, plain.clip) == (None,) * 4
+    assert (plain.on_fault, plain.participation, plain.noise_multiplier) == ("drop", 1.0, 0.0)
+    config = {**OWN, "clip": 2.0, "max-norm": 9.0, "min-replies": 2, "algorithm-options": "beta=1"}
+    asked = experiment_of(config, TEMPLATE)
+    assert (asked.clip, asked.max_norm, asked.min_replies) == (2.0, 9.0, 2)
+    assert asked.algorithm_options == {"beta": 1}
+    assert asked.task_options == {"file": str(TEMPLATE / "problem.py")}
+
+
+def answer_to(message, **config):
+    where = context(0)
+    where.run_config = {**OWN, "algorithm-options": "beta=0.1", **config}
+    content = client_app(TEMPLATE)(message, where).content
+    [arrays] = unpack("reply", content).values()
+    return torch.cat([value.flatten() for value in arrays.values()])
+
+
+def test_nobody_else_knows_the_noise_of_a_client_unless_the_run_is_to_be_repeated():
+    setup, _ = experiment_of(OWN, TEMPLATE).build()
+    problem = setup.clients[0].problem
+    x, y = problem.start()
+    whole = cut(problem.channels, {g: torch.arange(n) for g, n in problem.channels.units.items()})
+    task = Task(0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
+    message = Message(task_records(task, with_cut=True), 100, "train.inner")
+    exact = answer_to(message)
+    clipped = answer_to(message, clip=0.5)
+    assert exact.norm() > 0.5
+    assert torch.allclose(clipped, 0.5 * exact / exact.norm())
+    noisy = {"clip": 0.5, "noise-multiplier": 0.1}
+    first, second = (answer_to(message, **noisy) - clipped for _ in range(2))
+    assert not torch.equal(first, second)
+    assert all(0 < noise.std() < 0.2 for noise in (first, second))
+    again = [answer_to(message, **noisy, **{"repeatable-noise": True}) for _ in range(2)]
+    assert torch.equal(*again)
+
+
+def test_a_message_that_no_algorithm_sends_is_refused():
+    message = Message(RecordDict(), 100, "train.exec")
+    with pytest.raises(ValueError, match="No train function registered"):
+        client_app(TEMPLATE)(message, context(0))
+
+
+def test_a_problem_of_ones_own_runs_in_process_and_the_server_needs_no_data(tmp_path):
+    file = tmp_path / "problem.py"
+    shutil.copy(TEMPLATE / "problem.py", file)
+    with file.open("a") as end:
+        end.write("\n\ndef evaluate(x, y):\n    return {'size': y['w'].norm()}\n")
+    experiment = Experiment(
+        task="own",
+        task_options={"file": str(file)},
+        clients=2,
+        capacities="1,1/2",
+        rounds=3,
+    )
+    federation, _ = experiment.federation()
+    done = list(federation.run(3))[-1]
+    assert done.present == {0: 1.0, 1: 0.5}
+    assert done.metrics["size"] == pytest.approx(float(federation.state.y["w"].norm()))
+    file.write_text(
+        file.read_text().replace("    generator =", "    raise OSError\n    generator =")
+    )
+    far, _ = experiment.federation(runtime=federation.ledger)
+    assert far.state.x.keys() == federation.state.x.keys()
+
+
+def test_an_own_problem_that_is_not_there_or_is_none_is_refused(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    for name, why in (("missing.py", "not there"), ("empty.py", "must have problem")):
+        with pytest.raises(ValueError, match=why):
+            TASKS["own"](file=str(tmp_path / name)).build([1.0], 1, 0, "cpu")

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from fakes import travel
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from grids import travel
 from hypothesis import given
 from hypothesis import strategies as st
 

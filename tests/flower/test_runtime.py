@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from fakes import FakeGrid, travel
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from grids import FakeGrid, travel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rabo.problem import BilevelProblem
+from rabo.problem import BilevelProblem, Problem
 from rabo.resources import Budget, Resources, check_capacity
 
 
@@ -20,6 +20,11 @@ class Client:
     capacity: Resources = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.problem, Problem):
+            raise ValueError(
+                "a client needs data: bind them with problem.on(inner=..., outer=...), got a "
+                "Problem without any"
+            )
         if isinstance(self.capacity, (int, float)):
             check_capacity(self.capacity)
         elif isinstance(self.capacity, str):

@@ -24,7 +24,13 @@ from rabo.solve import make_algorithm
 from rabo.tasks import TASKS, Setup
 from rabo.writers import Start, Writer, following
 
-TOLD = ("versions", "algorithm_settings", "headline", "falls")  # in config.json, for readers alone
+TOLD = (
+    "versions",
+    "algorithm_settings",
+    "headline",
+    "falls",
+    "elsewhere",
+)  # in config.json, for readers alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +190,7 @@ def run(
 
 def _with_settings(experiment: Experiment, federation: Federation, setup: Setup) -> dict[str, Any]:
     """Return the options, and for a reader the algorithm with what the task suggests."""
-    told = {"headline": setup.headline, "falls": setup.falls}
+    told = {"headline": setup.headline, "falls": setup.falls, "elsewhere": not federation.compare}
     return {**experiment.config(), "algorithm_settings": repr(federation.algorithm), **told}
 
 
@@ -215,6 +221,11 @@ def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
     """Read what a folder's run was asked for, of which `rounds` may be raised."""
     try:
         config = json.loads((out / "config.json").read_text())
+        if config.get("elsewhere"):
+            raise ValueError(
+                "its clients are in other processes; start the server and the nodes, and run it "
+                f"again with --run-config 'out=\"{out}\" resume=true'"
+            )
         for told in TOLD:
             config.pop(told, None)
         experiment = Experiment(**config)

@@ -198,6 +198,11 @@ class Problem:
         if self.redraw not in ("step", "round"):
             raise ValueError(f"redraw must be step or round, got {self.redraw!r}")
         for level, part in (("x", self.x), ("y", self.y)):
+            if not isinstance(part, (nn.Module, Mapping)):
+                raise ValueError(
+                    f"{level} must be a module or a mapping of names to tensors, got "
+                    f"{type(part).__name__}; write {{'{level}': ...}}"
+                )
             if not _parameters(part):
                 raise ValueError(f"{level} must have at least one parameter, got none")
         object.__setattr__(self, "definition", _Definition(self))

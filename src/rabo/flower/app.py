@@ -125,11 +125,11 @@ class Log:
         metrics = "  ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
         log.info("round %d  clients %s  %s", done.round + 1, dict(done.present), metrics)
         for client, why in done.absent.items():
-            log.warning("client %d sat out round %d: %s", client, done.round, why)
+            log.warning("client %d sat out round %d: %s", client, done.round + 1, why)
         for round, client, phase, why in done.faults:
-            log.warning("client %d in round %d at %s: %s", client, round, phase, why)
+            log.warning("client %d in round %d at %s: %s", client, round + 1, phase, why)
         if done.skipped:
-            log.warning("round %d was given up: %s", done.round, done.skipped)
+            log.warning("round %d was given up: %s", done.round + 1, done.skipped)
 
     def end(self, status: str) -> None:
         log.info("the run is %s", status)

@@ -1,7 +1,6 @@
 """`rabo flower ...`: from nothing to a federation; parse, call, print."""
 
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,7 +80,7 @@ def node(
     """Join as one client."""
     with _children() as children:
         _guarded(lambda: _join(children, folder, [client], f"{host}:{port}", node_config, insecure))
-        _guarded(children.wait)
+        raise typer.Exit(_guarded(children.wait))
 
 
 @app.command(epilog="Example: rabo flower nodes trial --clients 3")
@@ -97,7 +96,15 @@ def nodes(
     address = f"{host}:{port}"
     with _children() as children:
         _guarded(lambda: _join(children, folder, range(clients), address, node_config, insecure))
-        _guarded(children.wait)
+
+        def say(client: int, code: int) -> None:
+            typer.echo(
+                f"the node of client {client} ended (code {code}), the others go on; to start it "
+                f"again: rabo flower node {folder} --client {client}",
+                err=True,
+            )
+
+        raise typer.Exit(_guarded(lambda: children.wait(say)))
 
 
 @app.command(
@@ -107,7 +114,21 @@ def nodes(
 def run(folder: Folder, options: Options = None) -> None:
     """Run the app on the federation: `flwr run`, with what this trial needs set."""
     command = launch.run_command(folder, options or [])
-    raise typer.Exit(subprocess.call(command, env=launch.environment(folder)))
+    is_finished = False
+    try:
+        for line in launch.stream(command, launch.environment(folder)):
+            typer.echo(line, nl=False)
+            is_finished = is_finished or launch.FINISHED in line
+    except KeyboardInterrupt:
+        typer.echo("the run goes on at the server; Ctrl-C there ends it", err=True)
+        raise typer.Exit(130) from None
+    if not is_finished:
+        typer.echo(
+            "error: the run was not finished; the reason is above. If no server answers, start it "
+            f"with `rabo flower server {folder}`",
+            err=True,
+        )
+        raise typer.Exit(1)
 
 
 @app.command(
@@ -147,6 +168,12 @@ def _join(
 ) -> None:
     plain = launch.is_plain(folder, address.rpartition(":")[0], insecure)
     for client in clients:
+        key = launch.key_of(folder, client)
+        if not plain and not key.exists():
+            raise ValueError(
+                f"{key} is missing: make it on the server with `rabo flower keys {folder} "
+                f"--clients {client + 1}`, start the server again, and copy the key here"
+            )
         command = launch.node_command(folder, client, address, plain, config)
         children.start(command, launch.environment(folder))
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +17,7 @@ TEMPLATE = Path(__file__).parent / "template"
 APP = "app"
 HOME = ".flower"  # what Flower's command line keeps, in the folder of the trial
 NAME = "trial"  # of the connection to the server, in Flower's words
+FINISHED = "the run is finished"  # what the app of the server says at last
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -73,9 +74,12 @@ def node_command(
     command += ["--node-config", f"partition-id={client} {node_config}".strip()]
     if plain:
         return [*command, "--insecure"]
-    key = folder / KEYS / f"client-{client}"
     command += ["--root-certificates", str(folder / CA)]
-    return [*command, "--auth-supernode-private-key", str(key)]
+    return [*command, "--auth-supernode-private-key", str(key_of(folder, client))]
+
+
+def key_of(folder: Path, client: int) -> Path:
+    return folder / KEYS / f"client-{client}"
 
 
 def connect(folder: Path, address: str, plain: bool) -> None:
@@ -88,6 +92,18 @@ def connect(folder: Path, address: str, plain: bool) -> None:
 
 def run_command(folder: Path, options: Sequence[str]) -> list[str]:
     return ["flwr", "run", str(folder / APP), NAME, "--stream", *options]
+
+
+def stream(command: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
+    """Run a command and yield what it prints, line by line; it ends when nobody listens."""
+    env = {**env, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield from process.stdout or ()
+        finally:
+            process.terminate()
 
 
 class Children:
@@ -104,10 +120,14 @@ class Children:
         self.processes.append(process)
         return process
 
-    def wait(self) -> None:
-        """Wait until one of them ends."""
-        while all(process.poll() is None for process in self.processes):
+    def wait(self, say: Callable[[int, int], None] = lambda i, code: None) -> int:
+        """Wait until all of them have ended, and say which and how; return the worst code."""
+        running = dict(enumerate(self.processes))
+        while running:
             time.sleep(0.2)
+            for i in [i for i, process in running.items() if process.poll() is not None]:
+                say(i, running.pop(i).returncode)
+        return max((abs(process.returncode) for process in self.processes), default=0)
 
     def __enter__(self) -> "Children":
         return self

@@ -19,6 +19,7 @@ LAYERS = [
     ["masks", "hypergradients"],
     ["runtimes"],
     ["ledger", "algorithms"],
+    ["rounds"],
     ["federation"],
     ["solve"],
     ["tasks", "checkpoint", "writers"],

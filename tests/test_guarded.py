@@ -11,8 +11,9 @@ import rabo
 from problems import federated_quadratics
 from rabo.algorithms import AggITD, FedBiOAcc, FedMBO
 from rabo.errors import ClientError
-from rabo.federation import Federation, Round
+from rabo.federation import Federation
 from rabo.metering import Cost
+from rabo.rounds import Round
 from rabo.runtimes import InProcess, Reply
 from rabo.runtimes.base import answer_of, answers
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rabo.federation import Round
 from rabo.ledger import Coverage
 from rabo.live import BLOCKS, LiveView, PlainLines, Progress, sparkline, view_of
 from rabo.metering import Cost
+from rabo.rounds import Round
 from rabo.writers import Start
 
 

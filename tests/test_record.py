@@ -10,7 +10,8 @@ import rabo
 from problems import federated_quadratics
 from rabo.algorithms import SimFBO
 from rabo.experiment import Experiment, recorded_experiment, resume, run
-from rabo.federation import Federation, Round
+from rabo.federation import Federation
+from rabo.rounds import Round
 from watchers import OnRound
 
 DIGITS = Experiment(

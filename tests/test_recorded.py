@@ -200,6 +200,19 @@ def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
         assert covered[0] == covered[1]
 
 
+def test_a_mask_of_single_entries_is_not_taken_for_the_whole_model_of_earlier_rounds():
+    def clients():
+        widths = [[1.0, 1.0, 1.0, 0.5, 0.5], 0.5]  # the first had everything before
+        return [rabo.Client(c.problem, w) for c, w in zip(few_shot(), widths, strict=False)]
+
+    fiarse = ALGORITHMS["fiarse"](levels="both", beta=0.1, num_inner_steps=2)
+    plain, _, _ = run(InProcess, clients(), fiarse)
+    fast, _, _ = run(Recorded, clients(), fiarse)
+    for level in ("x", "y"):
+        for name, value in getattr(plain.state, level).items():
+            assert torch.equal(value, getattr(fast.state, level)[name]), (level, name)
+
+
 def test_work_that_trains_x_on_the_client_is_done_alone():
     static = ALGORITHMS["static"](levels="both", beta=0.1, num_inner_steps=2)
     plain, _, _ = run(InProcess, few_shot(), static)

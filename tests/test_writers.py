@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from rabo.cli import app
-from rabo.federation import Round
+from rabo.rounds import Round
 from rabo.writers import Start, following, numbers_of
 
 QUADRATIC = ("quadratic", "--clients", 2, "--rounds", 4, "--capacities", "1,1/2")

@@ -5,7 +5,7 @@ from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
 from rabo.clients import Client, OnDemand
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
-from rabo.federation import Federation, Result, Round
+from rabo.federation import Federation
 from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
@@ -28,6 +28,7 @@ from rabo.masks import (
 )
 from rabo.problem import Batch, BilevelProblem, Problem
 from rabo.resources import Budget
+from rabo.rounds import Result, Round
 from rabo.runtimes import Privacy, Tolerance
 from rabo.solve import solve
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rabo.algorithms import State
 from rabo.errors import CheckpointError
-from rabo.federation import Snapshot
 from rabo.ledger import Books
 from rabo.metering import Cost
+from rabo.rounds import Snapshot
 from rabo.tree import Params
 
 VERSION = "1"

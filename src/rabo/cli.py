@@ -22,10 +22,10 @@ from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_report import report
 from rabo.cli_reproduce import reproduce
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
-from rabo.federation import Result
 from rabo.hypergradients import ESTIMATORS
 from rabo.live import view_of
 from rabo.masks import POLICIES
+from rabo.rounds import Result
 from rabo.runtimes import RUNTIMES
 from rabo.tasks import TASKS, Task
 from rabo.terminal import console, errors, guarded

@@ -13,8 +13,8 @@ from rich.table import Table
 from rabo.algorithms import ALGORITHMS
 from rabo.comparison import Comparison, Outcome, Price, compare, split_entries
 from rabo.experiment import Experiment
-from rabo.federation import Round
 from rabo.metering import Cost
+from rabo.rounds import Round
 from rabo.terminal import console, guarded, short
 from rabo.writers import Start
 

@@ -15,10 +15,11 @@ from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.checkpoint import Checkpoints
 from rabo.clients import Client
 from rabo.errors import lookup
-from rabo.federation import Federation, Result, needs_single_answers, result_of
+from rabo.federation import Federation, needs_single_answers, result_of
 from rabo.masks import Importance
 from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, Resources, check_capacity
+from rabo.rounds import Result
 from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
 from rabo.solve import make_algorithm
 from rabo.tasks import TASKS, Setup

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import reduce
 from math import ceil, inf
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import Algorithm, Cohort, State
@@ -17,114 +15,15 @@ from rabo.algorithms.base import HYPERGRADIENT_NORM
 from rabo.channels import shapes_of
 from rabo.clients import Client, OnDemand, Problems
 from rabo.errors import ClientError, TooFewRepliesError
-from rabo.export import save_tensors
-from rabo.ledger import LEVELS, Books, Coverage, Entry, Ledger, Level
+from rabo.ledger import Entry, Ledger
 from rabo.masks import Full
 from rabo.metering import Cost
 from rabo.resources import Absent, Budget, at_round, check_capacity, width_for
-from rabo.runtimes import Fault, Guarded, InProcess, Privacy, Private, RollCall, Runtime, Tolerance
+from rabo.rounds import CALIBRATION, Result, Round, Snapshot, relative_cost
+from rabo.runtimes import Guarded, InProcess, Privacy, Private, RollCall, Runtime, Tolerance
 from rabo.seeding import stream
-from rabo.tree import Params
 
-CALIBRATION = "measure_curvature"  # an exchange that is not training
 MOST_PROBES = 20  # rounds in which an exchange of a kind is looked for
-
-
-@dataclass(frozen=True)
-class Round:
-    """What happened in one round."""
-
-    round: int
-    metrics: Mapping[str, float]
-    cost: Cost
-    coverage: Mapping[Level, Coverage]
-    present: Mapping[int, float]  # client -> width
-    absent: Mapping[int, str]  # client -> why
-    faults: Sequence[Fault] = ()  # answers that were not used
-    skipped: str = ""  # why the round was given up, if it was
-    entries: Sequence[Any] = field(repr=False, default=())
-    total: Cost = field(default_factory=Cost)  # of all rounds so far
-    relative_cost: Mapping[str, float] = field(default_factory=dict)  # to the full model, so far
-    vectors: Mapping[str, Sequence[float | None]] = field(default_factory=dict)  # of an evaluation
-    channels: Mapping[Level, Mapping[str, Sequence[float]]] = field(  # clients that trained each
-        repr=False, default_factory=dict
-    )
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "metrics": dict(self.metrics),
-            "cost": self.cost._asdict(),
-            "coverage": {level: c._asdict() for level, c in self.coverage.items()},
-            "present": {str(client): width for client, width in self.present.items()},
-            "absent": {str(client): why for client, why in self.absent.items()},
-            "faults": [fault._asdict() for fault in self.faults],
-            "skipped": self.skipped,
-            "total": self.total._asdict(),
-            "relative_cost": dict(self.relative_cost),
-            **({"vectors": dict(self.vectors)} if self.vectors else {}),
-        }
-
-    @classmethod
-    def from_dict(cls, line: Mapping[str, Any]) -> "Round":
-        """Undo `as_dict`; the entries of single exchanges and the channels are not in it."""
-        return cls(
-            line["round"],
-            line["metrics"],
-            Cost(**line["cost"]),
-            {level: Coverage(**line["coverage"][level]) for level in ("x", "y")},
-            {int(client): width for client, width in line["present"].items()},
-            {int(client): why for client, why in line["absent"].items()},
-            [Fault(**fault) for fault in line["faults"]],
-            line["skipped"],
-            total=Cost(**line.get("total", {})),
-            relative_cost=line.get("relative_cost", {}),
-            vectors=line.get("vectors", {}),
-        )
-
-
-class Snapshot(NamedTuple):
-    """All that a run needs, between two rounds, to go on as if it had not stopped."""
-
-    state: State
-    books: Books
-    full_cost: Cost
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """The solution and its price."""
-
-    x: Params
-    y: Params
-    state: State
-    history: Sequence[Round]
-    cost: Cost
-    full_cost: Cost  # of the same rounds with the full model
-    coverage: Mapping[str, float]
-    ledger: Ledger = field(repr=False)
-
-    @property
-    def relative_cost(self) -> dict[str, float]:
-        """Work and bytes as fractions of the full model's, measurements of l_{g,1} aside."""
-        return _relative_cost(self.ledger, self.full_cost)
-
-    def export(
-        self,
-        folder: str | Path,
-        levels: Mapping[str, Mapping[str, Tensor]] | None = None,
-        about: Mapping[str, str] | None = None,
-    ) -> None:
-        """Write what was ever trained, or other tensors, as x.safetensors and y.safetensors."""
-        if levels is None:
-            levels = {n: self.ledger.ever_trained(n, getattr(self, n)) for n in LEVELS}
-        for name, tensors in levels.items():
-            save_tensors(Path(folder) / f"{name}.safetensors", tensors, about or {})
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The last value of every metric."""
-        return {name: v for done in self.history for name, v in done.metrics.items()}
 
 
 # numbers, and lists of them (one per class, say) that are recorded beside them
@@ -288,7 +187,7 @@ class Federation:
             skipped,
             tuple(self.ledger.entries),
             self.ledger.total,
-            _relative_cost(self.ledger, self.full_cost),
+            relative_cost(self.ledger, self.full_cost),
             vectors,
             channels,
         )
@@ -374,16 +273,6 @@ def needs_single_answers(
         "clients that take part change": participation < 1,
     }
     return next((why for why, is_so in needs.items() if is_so), "")
-
-
-def _relative_cost(ledger: Ledger, full_cost: Cost) -> dict[str, float]:
-    """Compare work and bytes with the full model's; nothing where those were not counted."""
-    if full_cost == Cost():
-        return {}
-    phases = ledger.by_phase.items()
-    spent = reduce(Cost.plus, (c for p, c in phases if p != CALIBRATION), Cost())
-    names = ("multiply_adds", "bytes_up", "bytes_down")
-    return {n: getattr(spent, n) / max(1, getattr(full_cost, n)) for n in names}
 
 
 def result_of(federation: Federation, history: Sequence[Round]) -> Result:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rabo.algorithms.base import HYPERGRADIENT_NORM
-from rabo.federation import Round
+from rabo.rounds import Round
 from rabo.terminal import short
 from rabo.writers import Start, Writer
 

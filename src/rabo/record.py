@@ -12,8 +12,8 @@ import torch
 
 from rabo.checkpoint import write_atomically
 from rabo.errors import CheckpointError
-from rabo.federation import Result, Round
 from rabo.metering import Cost
+from rabo.rounds import Result, Round
 
 NAMED = ("task", "algorithm", "seed", "clip", "noise_multiplier")  # of the options, in summaries
 

@@ -9,9 +9,10 @@ from rabo.algorithms import ALGORITHMS, Algorithm
 from rabo.algorithms.steps import OUTER_STEPS, SCHEDULES
 from rabo.clients import Client
 from rabo.errors import lookup
-from rabo.federation import Evaluate, Federation, Result, Round, result_of
+from rabo.federation import Evaluate, Federation, result_of
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
+from rabo.rounds import Result, Round
 from rabo.runtimes import Privacy, Runtime, Tolerance
 
 # options that are objects, by the names they have in plain options

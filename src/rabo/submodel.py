@@ -53,11 +53,6 @@ class Part(ABC):
     def index_bytes(self) -> int:
         """Return what it takes to say which entries these are."""
 
-    @property
-    def names(self) -> list[str]:
-        """The tensors, in the order in which they are laid side by side."""
-        return list(self.shapes)
-
     def extract(self, full: Params) -> dict[str, Tensor]:
         """Return θ ⊙ m as the tensors the client computes with."""
         taken = self.take(lay([full[name] for name in self.shapes]))

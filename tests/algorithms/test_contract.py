@@ -8,10 +8,10 @@ import torch
 import rabo
 from problems import episodic_problem
 from rabo.algorithms import ALGORITHMS, Cohort, State
-from rabo.federation import CALIBRATION
 from rabo.ledger import Ledger
 from rabo.masks import Full
 from rabo.metering import Meter
+from rabo.rounds import CALIBRATION
 from rabo.runtimes import InProcess
 from rabo.runtimes.base import perform
 from rabo.seeding import stream

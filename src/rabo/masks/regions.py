@@ -13,7 +13,17 @@ EPSILON = 1e-9  # forgives 1/3·3 < 1
 
 
 @dataclass(frozen=True)
-class Regions:
+class _Dealt:
+    num_regions: int = 4
+    shared = False
+
+    def __post_init__(self) -> None:
+        if self.num_regions < 1:
+            raise ValueError(f"num_regions must be at least 1, got {self.num_regions}")
+
+
+@dataclass(frozen=True)
+class Regions(_Dealt):
     """Rank the weights of a level by |w| into equal regions; keep the top one and deal the others.
 
     A client of width r may keep a fraction r² of the entries: the top region and as many others as
@@ -21,12 +31,6 @@ class Regions:
     region is covered where the clients have room for it (Zhou et al., 2023). A client that has no
     room for one region keeps the largest entries of the top one.
     """
-
-    num_regions: int = 4
-    shared = False
-
-    def __post_init__(self) -> None:
-        _check(self.num_regions)
 
     def __call__(
         self, whole: Whole, width: float, client: int, round: int, generator: Generator
@@ -43,17 +47,11 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class ChannelRegions:
+class ChannelRegions(_Dealt):
     """`Regions` of whole channels, ranked within their group: an adaptation of ours.
 
     A client of width r may keep a fraction r of the units of every group.
     """
-
-    num_regions: int = 4
-    shared = False
-
-    def __post_init__(self) -> None:
-        _check(self.num_regions)
 
     def __call__(
         self, whole: Whole, width: float, client: int, round: int, generator: Generator
@@ -83,8 +81,3 @@ def _inside(place: Tensor, regions: list[int], num_regions: int) -> Tensor:
     held = torch.zeros(num_regions, dtype=torch.bool)
     held[regions] = True
     return held.to(place.device)[place * num_regions // max(1, len(place))]
-
-
-def _check(num_regions: int) -> None:
-    if num_regions < 1:
-        raise ValueError(f"num_regions must be at least 1, got {num_regions}")

@@ -149,15 +149,19 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
             _seed_layers(seed_of(task.seed, task.round, local.client, name), bool(devices))
             reply, cost = meter.run(key, lambda: work(task, local), held)
         if not all(is_finite(params) for params in reply.arrays.values() if params):
-            raise NonFiniteError(
-                f"{name} gave NaN or infinite values; reduce the step sizes, or use beta='auto'"
-            )
+            raise not_finite(name)
     except Exception as error:
         return failed(local.client, task.round, name, error)
     # the check has waited for the device, so this is what the work took
     seconds = time.perf_counter() - start
     scalars = {key: float(value) for key, value in reply.scalars.items()}
     return reply._replace(scalars=scalars, cost=cost._replace(seconds=seconds))
+
+
+def not_finite(name: str) -> NonFiniteError:
+    return NonFiniteError(
+        f"{name} gave NaN or infinite values; reduce the step sizes, or use beta='auto'"
+    )
 
 
 def failed(client: int, round: int, name: str, error: Exception) -> Reply:

@@ -1,8 +1,7 @@
 """All clients in this process, their work recorded once and replayed: fast on a GPU."""
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from rabo.errors import NonFiniteError
 from rabo.metering import Cost, Meter
 from rabo.problem import Batch, BilevelProblem
-from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, failed, perform
+from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream, failed, not_finite, perform
+from rabo.runtimes.players import GraphPlayer, Rerun, as_block, copy_tree
 from rabo.submodel import Cut
-from rabo.tree import Params, block, lay, leaves, map_leaves, only_tensors, pieces, shapes
+from rabo.tree import lay, leaves, map_leaves, only_tensors, shapes
 
 SIDE_BY_SIDE = 16  # clients that run at the same time, each on a stream of its own
 NEVER = sys.maxsize  # a round that does not come
@@ -117,7 +116,8 @@ class Recorded:
 
     def _has_been_seen(self, client: int, task: Task) -> bool:
         """Say whether a client had these widths in an earlier round, and its work is recordable."""
-        key = (client, task.cut.widths)
+        # a mask of single entries has the widths of the whole model
+        key = (client, task.cut.widths, type(task.cut.x), type(task.cut.y))
         if key not in self._seen:
             problem = self.problems[client].restrict(task.cut)
             self._seen[key] = task.round if can_be_recorded(problem) else NEVER
@@ -185,11 +185,7 @@ def _reply(
     values: list[float],
 ) -> Reply:
     if not isfinite(size):
-        error = NonFiniteError(
-            f"{work.__name__} gave NaN or infinite values; reduce the step sizes, or use "
-            "beta='auto'"
-        )
-        return failed(clients[0], task.round, work.__name__, error)
+        return failed(clients[0], task.round, work.__name__, not_finite(work.__name__))
     scalars = dict(zip(recording.reply.scalars, values, strict=True))
     cost = recording.cost._replace(seconds=recording.player.seconds())
     return Reply(recording.reply.arrays, scalars, cost, norm=size)
@@ -279,7 +275,7 @@ class _Recording:
     summary: Tensor  # the norm of the reply, then its scalars
     memory: Mapping[str, Any]  # what the work leaves behind
     before: Mapping[str, Any]  # what it found, kept alive
-    player: "_GraphPlayer | _Rerun"
+    player: "GraphPlayer | Rerun"
     cost: Cost
 
     def start(self, task: Task) -> "_Recording | None":
@@ -320,7 +316,7 @@ def _record(
         reply = reply._replace(arrays=arrays)
         return reply, _summary(reply), local.memory
 
-    player = _GraphPlayer(priority) if device.type == "cuda" else _Rerun()
+    player = GraphPlayer(priority) if device.type == "cuda" else Rerun()
     found = player.record(run)
     local.memory, purposes = before, list(local.used)
     batches = [local.drawn[p].batch for p in purposes]
@@ -343,27 +339,6 @@ def _summary(reply: Reply) -> Tensor | None:
     return torch.stack([norm, *(v.detach().double().reshape(()) for v in values)])
 
 
-def as_block(params: Params) -> dict[str, Tensor]:
-    """Copy tensors into pieces of one vector, if they have one type."""
-    if len({t.dtype for t in params.values()}) != 1:
-        return {name: value.detach().clone() for name, value in params.items()}
-    flat = torch.cat([value.detach().reshape(-1) for value in params.values()])
-    return pieces(flat, {name: value.shape for name, value in params.items()})
-
-
-def copy_tree(into: Any, source: Any) -> None:
-    """Copy tensors to where others are, all with few launches."""
-    whole, other = block(leaves(into)), block(leaves(source))
-    if whole is not None and other is not None:
-        whole.copy_(other, non_blocking=True)
-        return
-    pairs = zip(leaves(into), leaves(source), strict=True)
-    pairs = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr()]
-    if pairs:
-        here, there = [a for a, _ in pairs], [b for _, b in pairs]
-        torch._foreach_copy_(here, there, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]
-
-
 @contextmanager
 def _reading_allowed() -> Iterator[None]:
     """Let data be drawn while work that is about to be recorded must not read the device."""
@@ -375,61 +350,3 @@ def _reading_allowed() -> Iterator[None]:
     finally:
         if mode:
             torch.cuda.set_sync_debug_mode(mode)
-
-
-class _GraphPlayer:
-    """A CUDA graph on a stream of its own."""
-
-    def __init__(self, priority: int) -> None:
-        self._stream = torch.cuda.Stream(priority=priority)
-        self._graph = torch.cuda.CUDAGraph()
-        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def record(self, run: Callable[[], Any]) -> Any | None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            with torch.cuda.stream(self._stream):
-                run()  # warm up, and see whether it reads the device
-        except RuntimeError as error:
-            if "synchroniz" not in str(error):
-                raise
-            return None
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.current_stream().wait_stream(self._stream)
-        with torch.cuda.graph(self._graph, stream=self._stream):
-            return run()
-
-    def replay(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._ends[0].record()
-            self._graph.replay()
-            self._ends[1].record()
-
-    def join(self) -> None:
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def seconds(self) -> float:
-        """Return what the last replay took; call it when the device has been read."""
-        return self._ends[0].elapsed_time(self._ends[1]) / 1000
-
-
-class _Rerun:
-    """What stands for a graph on a CPU: the same work on the same static tensors, run again."""
-
-    def record(self, run: Callable[[], Any]) -> Any:
-        self._run, self._found = run, run()
-        return self._found
-
-    def replay(self) -> None:
-        start = time.perf_counter()
-        copy_tree(self._found, self._run())
-        self._seconds = time.perf_counter() - start
-
-    def join(self) -> None:
-        pass
-
-    def seconds(self) -> float:
-        return self._seconds

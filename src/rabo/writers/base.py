@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rabo.federation import Round
+from rabo.rounds import Round
 
 
 class Start(NamedTuple):

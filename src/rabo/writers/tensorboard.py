@@ -1,6 +1,6 @@
 """Rounds as TensorBoard reads them."""
 
-from rabo.federation import Round
+from rabo.rounds import Round
 from rabo.writers.base import Start, numbers_of
 
 

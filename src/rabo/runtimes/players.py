@@ -1,0 +1,89 @@
+"""Work on tensors that stay in place, played again: as a CUDA graph, or on a CPU by running it."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rabo.tree import Params, block, leaves, pieces
+
+
+class GraphPlayer:
+    """A CUDA graph on a stream of its own."""
+
+    def __init__(self, priority: int) -> None:
+        self._stream = torch.cuda.Stream(priority=priority)
+        self._graph = torch.cuda.CUDAGraph()
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def record(self, run: Callable[[], Any]) -> Any | None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.cuda.stream(self._stream):
+                run()  # warm up, and see whether it reads the device
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            return None
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.current_stream().wait_stream(self._stream)
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            return run()
+
+    def replay(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._ends[0].record()
+            self._graph.replay()
+            self._ends[1].record()
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def seconds(self) -> float:
+        """Return what the last replay took; call it when the device has been read."""
+        return self._ends[0].elapsed_time(self._ends[1]) / 1000
+
+
+class Rerun:
+    """What stands for a graph on a CPU: the same work on the same static tensors, run again."""
+
+    def record(self, run: Callable[[], Any]) -> Any:
+        self._run, self._found = run, run()
+        return self._found
+
+    def replay(self) -> None:
+        start = time.perf_counter()
+        copy_tree(self._found, self._run())
+        self._seconds = time.perf_counter() - start
+
+    def join(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+def as_block(params: Params) -> dict[str, Tensor]:
+    """Copy tensors into pieces of one vector, if they have one type."""
+    if len({t.dtype for t in params.values()}) != 1:
+        return {name: value.detach().clone() for name, value in params.items()}
+    flat = torch.cat([value.detach().reshape(-1) for value in params.values()])
+    return pieces(flat, {name: value.shape for name, value in params.items()})
+
+
+def copy_tree(into: Any, source: Any) -> None:
+    """Copy tensors to where others are, all with few launches."""
+    whole, other = block(leaves(into)), block(leaves(source))
+    if whole is not None and other is not None:
+        whole.copy_(other, non_blocking=True)
+        return
+    pairs = zip(leaves(into), leaves(source), strict=True)
+    pairs = [(a, b) for a, b in pairs if a.data_ptr() != b.data_ptr()]
+    if pairs:
+        here, there = [a for a, _ in pairs], [b for _, b in pairs]
+        torch._foreach_copy_(here, there, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]

@@ -49,7 +49,7 @@ def certificates(
 
 @app.command(epilog="Example: rabo flower keys trial --clients 3")
 def keys(
-    folder: Folder, clients: Annotated[int, typer.Option(help="number of clients")] = 3
+    folder: Folder, clients: Annotated[int, typer.Option(help="number of clients", min=1)] = 3
 ) -> None:
     """Make a key for every client, and certificates if there are none; keep what is there."""
     if not has_certificates(folder):
@@ -86,7 +86,7 @@ def node(
 @app.command(epilog="Example: rabo flower nodes trial --clients 3")
 def nodes(
     folder: Folder,
-    clients: Annotated[int, typer.Option(help="number of clients")] = 3,
+    clients: Annotated[int, typer.Option(help="number of clients", min=1)] = 3,
     host: Host = "127.0.0.1",
     port: Port = PORT,
     node_config: NodeConfig = "",
@@ -138,7 +138,7 @@ def run(folder: Folder, options: Options = None) -> None:
 def up(
     folder: Folder,
     options: Options = None,
-    clients: Annotated[int, typer.Option(help="number of clients")] = 3,
+    clients: Annotated[int, typer.Option(help="number of clients", min=1)] = 3,
     insecure: Insecure = False,
 ) -> None:
     """Start a server and nodes on this machine, run the app once, and end them all."""

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from rabo.reproduction.collect import collect
 from rabo.reproduction.drawing import panels_by_setting
 from rabo.reproduction.estimators import dense_hypergradient, measure_estimators, read_rows
-from rabo.reproduction.grid import Changes, Grid, load_grid
+from rabo.reproduction.grid import Changes, Grid, known_grids, load_grid
 from rabo.reproduction.page import NOTHING, fill, write_page
 from rabo.reproduction.records import cells_of, read_records, spread
 from rabo.reproduction.relative import shares_of
@@ -81,10 +82,11 @@ def test_a_candidate_that_diverged_is_not_chosen(tmp_path):
 
 def test_tuning_refuses_runs_that_saw_test_data(tmp_path):
     grid = load_grid("tuning-few-shot")
-    [seen] = grid.runs(Changes(only=["rabo/candidate-1/*"], task_options={"held_out": "test"}))
+    changes = Changes(only=["rabo/candidate-1/*"], task_options={"held_out": "test"})
+    [seen] = grid.runs(changes)
     fake_run(tmp_path, seen, 0.9)
     with pytest.raises(ValueError, match="validation data"):
-        write_choice(grid, read_records(grid, tmp_path), tmp_path / "tuned.json")
+        write_choice(grid, read_records(grid, tmp_path, changes), tmp_path / "tuned.json")
 
 
 def test_coverage_that_is_not_what_a_setting_claims_is_refused(tmp_path):
@@ -181,6 +183,17 @@ def test_the_page_of_results_is_the_one_that_the_runs_give(tmp_path):
     write_page(ROOT / "results", page)
     made = page.read_text().replace(f"]({os.path.relpath(ROOT, page.parent)}/", "](../")
     assert made == (ROOT / "docs" / "results.md").read_text(), "run `rabo reproduce page`"
+
+
+def test_the_runs_that_are_here_give_the_tables_that_are_here(tmp_path, monkeypatch):
+    monkeypatch.setitem(collect.__globals__, "FIGURES", {})
+    shutil.copytree(ROOT / "results", tmp_path, dirs_exist_ok=True)
+    tables = [path for path in tmp_path.glob("*/*") if path.suffix in (".json", ".csv", ".md")]
+    before = {path: path.read_text() for path in tables}
+    for name in known_grids():
+        collect(load_grid(name), tmp_path, tmp_path / "tuned.json")
+    for path, text in before.items():
+        assert path.read_text() == text, path
 
 
 def test_the_dense_hypergradient_is_the_closed_form():

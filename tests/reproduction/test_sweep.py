@@ -8,7 +8,7 @@ from rabo.reproduction.collect import collect
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.records import cells_of, read_records
 from rabo.reproduction.request import Request
-from rabo.reproduction.sweep import sweep
+from rabo.reproduction.sweep import differences, sweep
 
 NAME = "study-errata"  # its quadratic takes no time
 SMALL = Changes(rounds=3, seeds=2, device="cpu", only=["erratum-6/*"])
@@ -51,7 +51,7 @@ def test_a_cut_reproduction_goes_on_and_ends_with_the_table_of_its_summaries(tmp
     assert {path.name for path in first.iterdir()} == kept
 
     grid = load_grid(NAME)
-    collect(grid, tmp_path, tmp_path / "tuned.json")
+    collect(grid, tmp_path, tmp_path / "tuned.json", SMALL)
     cells = json.loads((tmp_path / NAME / "table.json").read_text())["cells"]
     for cell in cells:
         own = [r for r in runs if (r.setting, r.method) == (cell["setting"], cell["method"])]
@@ -89,17 +89,34 @@ def test_a_run_with_other_options_is_not_taken_for_the_one_asked_for(tmp_path):
         sweep([longer], tmp_path)
 
 
+def test_where_data_lie_makes_no_other_run_and_an_option_not_on_record_had_its_default():
+    asked = small_runs()[0]
+    config = asked.experiment.config()
+    elsewhere = {**config["task_options"], "data_root": "there", "download": True}
+    assert differences(asked, {**config, "device": "cuda", "task_options": elsewhere}) == []
+    del config["participation"], config["clients"]
+    assert differences(asked, config) == []
+    fewer = replace(asked, experiment=replace(asked.experiment, participation=0.5))
+    assert differences(fewer, config) == ["participation"]
+
+
+def test_a_run_that_is_not_what_the_grid_asks_for_is_not_collected(tmp_path):
+    sweep(small_runs()[:1], tmp_path, say=lambda _: None)
+    grid = load_grid(NAME)
+    with pytest.raises(ValueError, match=r"seed-0 \(another rounds, evaluate_every\); remove"):
+        collect(grid, tmp_path, tmp_path / "tuned.json")
+    assert len(read_records(grid, tmp_path, SMALL)) == 1
+
+
 def test_a_run_that_diverges_is_on_record_and_the_others_go_on(tmp_path):
-    runs = load_grid(NAME).runs(replace(SMALL, seeds=1))
-    wild = replace(runs[0].experiment, algorithm_options={"alpha": 1e200})
-    said = []
-    assert sweep([replace(runs[0], experiment=wild), runs[1]], tmp_path, say=said.append) == 0
+    changes, said = replace(SMALL, seeds=1), []
+    grid = replace(load_grid(NAME), tuned={"literal": {"alpha": 1e200}})
+    assert sweep(grid.runs(changes), tmp_path, say=said.append) == 0
     assert "diverged" in said[0]
     assert "gradient norm" in said[1]
-    grid = load_grid(NAME)
-    cells = cells_of(grid, read_records(grid, tmp_path))
+    cells = cells_of(grid, read_records(grid, tmp_path, changes))
     assert [cell.value is None for cell in cells] == [True, False]
-    collect(grid, tmp_path, tmp_path / "tuned.json")
+    collect(grid, tmp_path, tmp_path / "tuned.json", changes)
     assert "| diverged |" in (tmp_path / NAME / "table.md").read_text()
 
 

@@ -66,7 +66,7 @@ def reproduce(
             left += sweep(runs, out, limit=remaining, say=say, clock=clock)
         if part[1] == 1:  # else others are still at it
             is_trial = changes.rounds is not None or bool(changes.task_options)
-            for line in collect(grid, out, out / TUNED if is_trial else tuned):
+            for line in collect(grid, out, out / TUNED if is_trial else tuned, changes):
                 say(line)
     if left:
         say(f"{left} runs are left: give the same command again to go on")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rabo.reproduction.drawing import draw_costs, draw_curves, draw_efficiency
 from rabo.reproduction.estimators import draw_estimators, estimators_table, read_rows
-from rabo.reproduction.grid import Grid
+from rabo.reproduction.grid import Changes, Grid
 from rabo.reproduction.records import cells_of, read_records
 from rabo.reproduction.relative import shares_of, shares_table
 from rabo.reproduction.table import write_tables
@@ -21,11 +21,11 @@ FIGURES: Mapping[str, Callable[[Grid, Any, Path], None]] = {
 }
 
 
-def collect(grid: Grid, out: Path, tuned: Path) -> list[str]:
+def collect(grid: Grid, out: Path, tuned: Path, changes: Changes | None = None) -> list[str]:
     """Write what a grid shows below out/NAME, and say what was written."""
     if grid.content["shows"] == "estimators":
         return _collect_estimators(grid, out)
-    records, shown = read_records(grid, out), out / grid.name
+    records, shown = read_records(grid, out, changes), out / grid.name
     shows = grid.content["shows"]
     if not records:
         return [f"{grid.name}: nothing was run yet"]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +10,7 @@ from typing import Any
 
 from rabo.comparison import confidence
 from rabo.reproduction.grid import Changes, Grid, Run
-from rabo.reproduction.sweep import is_done
+from rabo.reproduction.sweep import differences, is_done
 
 
 @dataclass(frozen=True)
@@ -67,20 +67,35 @@ class Cell:
     seconds: float | None
 
 
-def read_records(grid: Grid, out: Path) -> list[Record]:
-    """Return the runs that have ended, over however many seeds there are."""
+def read_records(grid: Grid, out: Path, changes: Changes | None = None) -> list[Record]:
+    """Return the runs that have ended, over however many seeds there are.
+
+    Runs that are not what the grid asks for, with its changes, are refused.
+    """
     seeds = grid.content["seeds"]
     while any(is_done(out / run.folder) for run in _of_seed(grid, seeds)):
         seeds += 1
     found = []
-    for run in grid.runs(Changes(seeds=seeds)):
+    for run in grid.runs(replace(changes or Changes(), seeds=seeds, only=())):
         folder = out / run.folder
         if is_done(folder):
             texts = {n: (folder / f"{n}.json").read_text() for n in ("config", "summary")}
             config, summary = (json.loads(text) for text in texts.values())
             lines = (folder / "curve.jsonl").read_text().splitlines()
             found.append(Record(run, config, summary, [json.loads(line) for line in lines]))
+    check_asked_for(grid, found)
     return found
+
+
+def check_asked_for(grid: Grid, records: Sequence[Record]) -> None:
+    """Refuse what lies in the folder of a run and was run with other options than the grid's."""
+    other = {record.run.folder: differences(record.run, record.config) for record in records}
+    named = [f"{folder} (another {', '.join(own)})" for folder, own in other.items() if own]
+    if named:
+        raise ValueError(
+            f"{grid.name} asks for other runs than {'; '.join(named)}; remove these folders and "
+            f"run `rabo reproduce {grid.name}` again, or give the options that they were run with"
+        )
 
 
 def _of_seed(grid: Grid, seed: int) -> list[Run]:

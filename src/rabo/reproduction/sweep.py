@@ -4,7 +4,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import torch
 
 from rabo.checkpoint import write_atomically
 from rabo.errors import ClientError, NonFiniteError, ReplyError
-from rabo.experiment import choose_device, resume, run
+from rabo.experiment import Experiment, choose_device, resume, run
 from rabo.reproduction.grid import Run
 
 KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
 FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it
+PLACES = ("data_root", "download")  # nor do these options of a task
 SPENT = ("multiply_adds", "bytes_up", "bytes_down")
 
 
@@ -54,14 +55,30 @@ def is_done(folder: Path) -> bool:
 
 def check_same(run: Run, folder: Path) -> None:
     """Refuse a folder whose run was asked for with other options."""
-    config = json.loads((folder / "config.json").read_text())
-    wanted = run.experiment.config()
-    other = [n for n, v in wanted.items() if n not in FREE and config.get(n, v) != v]
+    other = differences(run, json.loads((folder / "config.json").read_text()))
     if other:
         raise ValueError(
             f"{folder} holds a run with another {', '.join(other)}; choose another --out, or give "
             "the options that are there"
         )
+
+
+def differences(run: Run, config: Mapping[str, Any]) -> list[str]:
+    """Return the options in which a recorded run is not the one that is asked for.
+
+    All are compared but for those that say where and how it ran and where its data lie; one that
+    was not on record yet had its default.
+    """
+    recorded = {**Experiment(task=run.experiment.task).config(), **config}
+    wanted = run.experiment.config()
+    return [n for n in wanted if n not in FREE and _choice(wanted[n]) != _choice(recorded[n])]
+
+
+def _choice(value: Any) -> Any:
+    """Return an option without the places that options of a task name."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: each for name, each in value.items() if name not in PLACES}
 
 
 def _do(each: Run, folder: Path, clock: Callable[[], float]) -> str:

@@ -18,7 +18,6 @@ from rabo.reproduction.grid import Changes, Grid, known_grids, load_grid
 from rabo.reproduction.page import NOTHING, fill, write_page
 from rabo.reproduction.records import cells_of, read_records, spread
 from rabo.reproduction.relative import shares_of
-from rabo.reproduction.targets import AIMS, Results, verdicts
 from rabo.reproduction.tuning import choose, write_choice
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, random_quadratic
@@ -137,38 +136,6 @@ def test_methods_with_a_shared_head_are_drawn_apart(tmp_path):
     axes = ("bytes", "multiply_adds")
     both = [(["RABO"], own), ([], shared)]
     assert found == [[(axis, a), (axis, b)] for a, b in both for axis in axes]
-
-
-@settings(max_examples=15)
-@given(st.floats(0.5, 1), st.sampled_from(list(AIMS)))
-def test_a_target_is_met_from_the_papers_number_on(tmp_path_factory, value, setting):
-    out = tmp_path_factory.mktemp("out")
-    fake_runs(out, load_grid("table-1"), {(setting, "rabo-shared"): [value]})
-    results = Results(out)
-    target = "RABO with a shared head at or above the paper's RABO"
-    found = [v for v in verdicts(results) if v.target == target]
-    paper = results.paper("table-1", setting, "RABO")
-    assert {v.setting: v.met for v in found} == {
-        each: (100 * value >= paper) if each == setting else None for each in AIMS
-    }
-
-
-def test_gains_of_loss_tuning_are_over_the_mean_of_the_submodel_baselines(tmp_path):
-    values = {
-        "static": 0.5,
-        "oap": 0.4,
-        "fedrolex": 0.6,
-        "fiarse": 0.5,
-        "rabo": 0.61,
-        "fedavg": 0.61,
-    }
-    cells = {("cifar-10", method): [value] for method, value in values.items()}
-    fake_runs(tmp_path, load_grid("figure-tuning"), cells)
-    found = {v.target: v for v in verdicts(Results(tmp_path)) if v.setting == "cifar-10"}
-    gain = next(v for target, v in found.items() if target.startswith("RABO at least"))
-    assert (gain.met, gain.numbers) == (True, "+11.00")
-    assert found["RABO at or above full FedAvg without tuning"].met
-    assert next(v for t, v in found.items() if t.startswith("RAFBO at least")).met is None
 
 
 def test_what_was_not_run_says_so(tmp_path):

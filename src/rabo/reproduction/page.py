@@ -16,7 +16,7 @@ from rabo.reproduction.table import markdown
 from rabo.reproduction.targets import Results, targets_table
 from rabo.reproduction.tuning import candidates_table
 
-TEMPLATE = "page.md"
+TEMPLATE, REASONS = "page.md", "reasons.json"
 PLACE = re.compile(r"^\{\{(\w+)(?: ([\w-]+))?\}\}$", re.MULTILINE)
 NOTHING = "Not run yet."
 MOST_VALUES = 4  # of an option that are told
@@ -35,7 +35,8 @@ def fill(template: str, results: Path, path: Path) -> str:
     def made(place: re.Match[str]) -> str:
         what, name = place[1], place[2]
         if what == "targets":
-            return targets_table(Results(results))
+            reasons = json.loads((experiments_folder() / REASONS).read_text())
+            return targets_table(Results(results), reasons)
         if what == "figure":
             return _figure(results, name, path)
         return _table(results, name) if what == "table" else _runs(results, name)

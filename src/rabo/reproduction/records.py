@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import hypot, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,7 +24,7 @@ class Record:
 
     @property
     def diverged(self) -> bool:
-        return self.summary["status"] != "finished"
+        return self.summary["status"] != "finished" or not isfinite(self.value)
 
     @property
     def headline(self) -> str:
@@ -36,9 +36,9 @@ class Record:
 
     @property
     def value(self) -> float:
-        """The headline: per cent where it is an accuracy."""
+        """The headline: per cent where it is an accuracy, NaN where it was never reached."""
         scale = 100 if "accuracy" in self.headline else 1
-        return scale * self.metrics[self.headline]
+        return scale * self.metrics.get(self.headline, nan)
 
     @property
     def bytes(self) -> int:
@@ -149,6 +149,22 @@ def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
         fmean(r.multiply_adds for r in own),
         fmean(seconds) if seconds else None,
     )
+
+
+def difference(own: Sequence[Record], other: Sequence[Record]) -> tuple[float, float] | None:
+    """Return how far a method is above another and the 95 % interval of that, of common seeds.
+
+    Of several seeds: of the differences seed by seed, by Student's t. Of one: √(a² + b²) of both
+    intervals over test tasks, which is rather too wide, as both are judged on the same tasks.
+    """
+    others = {record.run.experiment.seed: record for record in other}
+    pairs = [(r, others[seed]) for r in own if (seed := r.run.experiment.seed) in others]
+    if not pairs:
+        return None
+    gaps = [a.value - b.value for a, b in pairs]
+    if len(gaps) > 1:
+        return fmean(gaps), confidence(gaps)
+    return gaps[0], hypot(*(100 * r.metrics["interval"] for r in pairs[0]))
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None, str]:

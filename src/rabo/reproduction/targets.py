@@ -1,14 +1,14 @@
 """What the results are meant to show, and whether they do: every verdict comes with its numbers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
-from rabo.reproduction.grid import Grid, load_grid
-from rabo.reproduction.records import Cell, cells_of, read_records
-from rabo.reproduction.relative import Share, shares_of
+from rabo.reproduction.grid import load_grid
+from rabo.reproduction.records import Cell, Record, cells_of, difference, grouped, read_records
 
 Cells: TypeAlias = Mapping[tuple[str, str], Cell]
 AIMS = {"5-way-1-shot": 95.0, "5-way-5-shot": 98.5, "20-way-1-shot": 85.0, "20-way-5-shot": 95.0}
@@ -20,6 +20,7 @@ LOSS_COSTS |= {("rabo", "bytes"): 25.0, ("rafbo", "bytes"): 25.0}
 NAMES = {"rabo": "RABO", "rafbo": "RAFBO", "multiply_adds": "multiply-adds", "bytes": "bytes"}
 HEADS = {"": "", "-shared": " with a shared head"}
 SLACK = 0.05  # per cent of a cost: the paper's numbers have one decimal
+MET, MISSED, DIVERGED, WAITING = "met", "**missed**", "**diverged**", "not run yet"
 
 
 class Verdict(NamedTuple):
@@ -28,26 +29,26 @@ class Verdict(NamedTuple):
     target: str
     setting: str
     numbers: str
-    met: bool | None  # None: not run yet
+    outcome: str  # MET, MISSED, DIVERGED or WAITING
 
 
 class Results:
-    """The cells of every grid, read when asked for."""
+    """The runs of every grid, read when asked for."""
 
-    def __init__(self, out: Path, load: Callable[[str], Grid] = load_grid):
-        self.out, self._load = out, load
+    def __init__(self, out: Path):
+        self.out = out
+
+    def finished(self, name: str) -> Mapping[tuple[str, str], Sequence[Record]]:
+        records = read_records(load_grid(name), self.out)
+        return grouped([record for record in records if not record.diverged])
 
     def cells(self, name: str) -> Cells:
-        grid = self._load(name)
+        grid = load_grid(name)
         found = cells_of(grid, read_records(grid, self.out))
         return {(cell.setting, cell.method): cell for cell in found}
 
-    def shares(self, name: str) -> list[Share]:
-        grid = self._load(name)
-        return shares_of(grid, read_records(grid, self.out))
-
     def paper(self, name: str, setting: str, label: str) -> float:
-        return self._load(name).content["paper"]["numbers"][setting][label]
+        return load_grid(name).content["paper"]["numbers"][setting][label]
 
 
 def verdicts(results: Results) -> Iterator[Verdict]:
@@ -62,72 +63,89 @@ def verdicts(results: Results) -> Iterator[Verdict]:
     yield from _costs(results, "figure-tuning-cost", LOSS_COSTS, ["cifar-10"], ("",))
 
 
-def _values(cells: Cells, setting: str, *methods: str) -> list[float] | None:
-    """Return what methods reach in a setting, if all of them were run."""
-    found = [cells.get((setting, method)) for method in methods]
-    values = [cell.value for cell in found if cell is not None and cell.value is not None]
-    return values if len(values) == len(methods) else None
-
-
-def _at_least(
-    target: str, setting: str, cells: Cells, method: str, bounds: Mapping[str, float]
+def _judge(
+    target: str,
+    setting: str,
+    cells: Sequence[Cell | None],
+    judge: Callable[[Sequence[float], Sequence[Cell]], tuple[str, bool]],
 ) -> Verdict:
-    values = _values(cells, setting, method)
-    asked = ", ".join(f"{name} {bound:.2f}" for name, bound in bounds.items())
-    if values is None:
-        return Verdict(target, setting, "", None)
-    return Verdict(target, setting, f"{values[0]:.2f}; {asked}", values[0] >= max(bounds.values()))
+    """Ask for numbers and whether they will do, given what was reached, if nothing diverged."""
+    run = [cell for cell in cells if cell is not None]
+    values = [cell.value for cell in run if cell.value is not None]
+    if len(values) < len(run):
+        wild = ", ".join(cell.method for cell in run if cell.value is None)
+        return Verdict(target, setting, f"{wild} diverged", DIVERGED)
+    if len(run) < len(cells):
+        return Verdict(target, setting, "", WAITING)
+    numbers, is_met = judge(values, run)
+    return Verdict(target, setting, numbers, MET if is_met else MISSED)
+
+
+def _at_least(target: str, setting: str, cell: Cell | None, name: str, bound: float) -> Verdict:
+    def judge(values: Sequence[float], _: Sequence[Cell]) -> tuple[str, bool]:
+        return f"{values[0]:.2f}; {name} {bound:.2f}", values[0] >= bound
+
+    return _judge(target, setting, [cell], judge)
 
 
 def _against_the_paper(results: Results) -> Iterator[Verdict]:
     cells = results.cells("table-1")
     for setting in AIMS:
-        paper = {"paper": results.paper("table-1", setting, "RABO")}
+        bound = results.paper("table-1", setting, "RABO")
         text = "RABO with a shared head at or above the paper's RABO"
-        yield _at_least(text, setting, cells, "rabo-shared", paper)
+        yield _at_least(text, setting, cells.get((setting, "rabo-shared")), "paper", bound)
     for setting in AIMS:
-        paper = {"paper": results.paper("table-1", setting, "FedMBO")}
+        bound = results.paper("table-1", setting, "FedMBO")
         text = "RABO with a head per task at or above the paper's full-model FedMBO"
-        yield _at_least(text, setting, cells, "rabo", paper)
+        yield _at_least(text, setting, cells.get((setting, "rabo")), "paper", bound)
     for setting, aim in AIMS.items():
-        yield _at_least("aim of RABO with a head per task", setting, cells, "rabo", {"aim": aim})
+        text = "aim of RABO with a head per task"
+        yield _at_least(text, setting, cells.get((setting, "rabo")), "aim", aim)
 
 
 def _second_order_free(results: Results) -> Iterator[Verdict]:
+    def judge(values: Sequence[float], cells: Sequence[Cell]) -> tuple[str, bool]:
+        own, other = cells
+        work = round(100 * own.multiply_adds / other.multiply_adds, 1)  # as it is shown
+        is_cheap = work <= 100 and own.bytes <= other.bytes
+        numbers = f"{values[0]:.2f} and {values[1]:.2f}, multiply-adds {work} %"
+        return numbers, values[0] >= values[1] - 1 and is_cheap
+
     cells = results.cells("table-1")
     for heads in ("-shared", ""):
         target = f"RAFBO{HEADS[heads]} within 1 point of RABO at lower or equal cost"
         for setting in AIMS:
-            own, other = (cells.get((setting, f"{name}{heads}")) for name in ("rafbo", "rabo"))
-            if not own or not other or own.value is None or other.value is None:
-                yield Verdict(target, setting, "", None)
-                continue
-            work = round(100 * own.multiply_adds / other.multiply_adds, 1)  # as it is shown
-            near = own.value >= other.value - 1
-            numbers = f"{own.value:.2f} and {other.value:.2f}, multiply-adds {work} %"
-            yield Verdict(
-                target, setting, numbers, near and work <= 100 and own.bytes <= other.bytes
-            )
+            both = [cells.get((setting, f"{name}{heads}")) for name in ("rafbo", "rabo")]
+            yield _judge(target, setting, both, judge)
 
 
 def _above_single_level(results: Results) -> Iterator[Verdict]:
-    cells = results.cells("table-1")
+    cells, records = results.cells("table-1"), results.finished("table-1")
     for heads in ("-shared", ""):
-        named = f"RABO{HEADS[heads]}"
+        target = f"RABO{HEADS[heads]} above every single-level submodel baseline by more than the "
+        target += "interval of the difference"
         for setting in AIMS:
-            own = cells.get((setting, f"rabo{heads}"))
-            others = [cells.get((setting, f"{name}{heads}")) for name in SUBMODELS]
-            target = f"{named} above every single-level submodel baseline by more than the interval"
-            run = [cell for cell in others if cell is not None]
-            known = [cell for cell in run if cell.value is not None]  # the rest diverged
-            if own is None or own.value is None or not known:
-                yield Verdict(target, setting, "", None)
-                continue
-            best = max(known, key=lambda cell: cell.value or 0.0)
-            gap = own.value - (best.value or 0.0)
-            interval = max(own.interval or 0.0, best.interval or 0.0)
-            numbers = f"{gap:+.2f} over {best.method} ({len(run)} of 4 run), ± {interval:.2f}"
-            yield Verdict(target, setting, numbers, gap > interval if len(run) == 4 else None)
+            own, *others = ((setting, f"{name}{heads}") for name in ("rabo", *SUBMODELS))
+            nearest = _nearest(records, own, others)
+            asked = [cells.get(key) for key in (own, *others)]
+            found = _judge(target, setting, asked, lambda *_, nearest=nearest: nearest)
+            yield found._replace(numbers=nearest[0]) if found.outcome == WAITING else found
+
+
+def _nearest(
+    records: Mapping[tuple[str, str], Sequence[Record]],
+    own: tuple[str, str],
+    others: Sequence[tuple[str, str]],
+) -> tuple[str, bool]:
+    """Return the comparison with the least margin, of those that were run, and if it is above."""
+    gaps = {key[1]: difference(records.get(own, []), records.get(key, [])) for key in others}
+    found = {name: gap for name, gap in gaps.items() if gap is not None}
+    if not found:
+        return "", False
+    name = min(found, key=lambda name: found[name][0] - found[name][1])
+    gap, interval = found[name]
+    numbers = f"{gap:+.2f} ± {interval:.2f} over {name} ({len(found)} of {len(others)} run)"
+    return numbers, gap > interval
 
 
 def _costs(
@@ -137,72 +155,72 @@ def _costs(
     settings: list[str],
     variants: tuple[str, ...],
 ) -> Iterator[Verdict]:
-    shares = {(s.setting, s.method, s.what): s.ours for s in results.shares(name)}
+    cells = results.cells(name)
     for (method, what), bound in bounds.items():
         for variant in variants:
+            target = f"{NAMES[method]}{HEADS[variant]}: {NAMES[what]} at most "
+            target += f"{bound:g} % of FedMBO's"
             for setting in settings:
-                target = f"{NAMES[method]}{HEADS[variant]}: {NAMES[what]} at most "
-                target += f"{bound:g} % of FedMBO's"
-                share = shares.get((setting, f"{method}{variant}", what))
-                if share is None:
-                    yield Verdict(target, setting, "", None)
-                else:
-                    yield Verdict(target, setting, f"{share:.1f} %", share <= bound + SLACK)
+                both = [cells.get((setting, f"{each}{variant}")) for each in (method, "fedmbo")]
+                yield _judge(target, setting, both, partial(_share, what, bound))
+
+
+def _share(what: str, bound: float, _: Sequence[float], cells: Sequence[Cell]) -> tuple[str, bool]:
+    own, base = (getattr(cell, what) for cell in cells)
+    share = 100 * own / base
+    return f"{share:.1f} %", share <= bound + SLACK
 
 
 def _coverage(results: Results) -> Iterator[Verdict]:
     cells = results.cells("figure-coverage")
     for method in ("rabo", "rafbo", "rabo-shared", "rafbo-shared"):
-        one, two = (_values(cells, f"coverage-{c}", method) for c in (1, 2))
-        target = "C*_x = 2 above C*_x = 1"
-        if one is None or two is None:
-            yield Verdict(target, method, "", None)
-        else:
-            yield Verdict(target, method, f"{two[0]:.2f} and {one[0]:.2f}", two[0] > one[0])
+        both = [cells.get((f"coverage-{number}", method)) for number in (2, 1)]
+        yield _judge("C*_x = 2 above C*_x = 1", method, both, lambda v, _: (_two(v), v[0] > v[1]))
 
 
 def _scalability(results: Results) -> Iterator[Verdict]:
     cells = results.cells("table-2")
     for shots in (1, 5):
         for method in ("rabo", "rafbo", "rabo-shared", "rafbo-shared"):
-            few, many = (
-                _values(cells, f"5-way-{shots}-shot-{n}-clients", method) for n in (10, 50)
-            )
+            both = [cells.get((f"5-way-{shots}-shot-{n}-clients", method)) for n in (50, 10)]
             target, setting = "50 clients at most 4 points below 10", f"{method} {shots}-shot"
-            if few is None or many is None:
-                yield Verdict(target, setting, "", None)
-            else:
-                numbers = f"{many[0]:.2f} and {few[0]:.2f}"
-                yield Verdict(target, setting, numbers, many[0] >= few[0] - 4)
+            yield _judge(target, setting, both, lambda v, _: (_two(v), v[0] >= v[1] - 4))
 
 
 def _loss_tuning(results: Results) -> Iterator[Verdict]:
     cells, setting = results.cells("figure-tuning"), "cifar-10"
+
+    def judge(gain: float, values: Sequence[float], _: Sequence[Cell]) -> tuple[str, bool]:
+        found = values[0] - fmean(values[1:])
+        return f"{found:+.2f}", found >= gain
+
     for method, gain in {"rabo": 9.97, "rafbo": 5.53}.items():
         target = f"{NAMES[method]} at least {gain} points above the mean of the submodel baselines"
-        own, others = _values(cells, setting, method), _values(cells, setting, *SUBMODELS)
-        if own is None or others is None:
-            yield Verdict(target, setting, "", None)
-        else:
-            found = own[0] - fmean(others)
-            yield Verdict(target, setting, f"{found:+.2f}", found >= gain)
-    both = _values(cells, setting, "rabo", "fedavg")
+        asked = [cells.get((setting, each)) for each in (method, *SUBMODELS)]
+        yield _judge(target, setting, asked, partial(judge, gain))
+    both = [cells.get((setting, method)) for method in ("rabo", "fedavg")]
     target = "RABO at or above full FedAvg without tuning"
-    if both is None:
-        yield Verdict(target, setting, "", None)
-    else:
-        yield Verdict(target, setting, f"{both[0]:.2f} and {both[1]:.2f}", both[0] >= both[1])
+    yield _judge(target, setting, both, lambda v, _: (_two(v), v[0] >= v[1]))
 
 
-def targets_table(results: Results) -> str:
-    """Return all verdicts, those of a target together."""
-    words = {True: "met", False: "**missed**", None: "not run yet"}
+def _two(values: Sequence[float]) -> str:
+    return f"{values[0]:.2f} and {values[1]:.2f}"
+
+
+def targets_table(results: Results, reasons: Mapping[str, str]) -> str:
+    """Return all verdicts, those of a target together, and why some are missed if it is known."""
     lines = ["| target | setting | ours | |", "|---|---|---|---|"]
+    missed = []
     for target, own in groupby(verdicts(results), key=lambda verdict: verdict.target):
-        for met, some in groupby(own, key=lambda verdict: verdict.met):
-            for found in _joined(list(some)) if met is None else some:
-                lines.append(f"| {target} | {found.setting} | {found.numbers} | {words[met]} |")
-                target = ""
+        named = target
+        for outcome, some in groupby(own, key=lambda verdict: verdict.outcome):
+            missed += [target] if outcome == MISSED else []
+            for found in _joined(list(some)) if outcome == WAITING else some:
+                lines.append(f"| {named} | {found.setting} | {found.numbers} | {outcome} |")
+                named = ""
+    known = [f"- {name}: {reasons[name]}" for name in dict.fromkeys(missed) if name in reasons]
+    if known:
+        lines += ["", "Why targets are missed, where it is known:", "", *known]
     return "\n".join(lines)
 
 
@@ -210,4 +228,4 @@ def _joined(waiting: Sequence[Verdict]) -> list[Verdict]:
     """Put what was not run at all into one line."""
     begun = [verdict for verdict in waiting if verdict.numbers]
     rest = ", ".join(verdict.setting for verdict in waiting if not verdict.numbers)
-    return begun + ([Verdict(waiting[0].target, rest, "", None)] if rest else [])
+    return begun + ([Verdict(waiting[0].target, rest, "", WAITING)] if rest else [])

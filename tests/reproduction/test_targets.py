@@ -1,0 +1,165 @@
+import json
+import re
+from math import nan, sqrt
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+from fakes import fake_runs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rabo.reproduction.grid import load_grid
+from rabo.reproduction.records import difference, grouped, read_records
+from rabo.reproduction.targets import (
+    AIMS,
+    DIVERGED,
+    MET,
+    MISSED,
+    SUBMODELS,
+    WAITING,
+    Results,
+    targets_table,
+    verdicts,
+)
+
+ROOT = Path(__file__).parents[2]
+SETTING = "5-way-1-shot"
+
+
+def judged(out, beginning, setting=SETTING):
+    return next(
+        v for v in verdicts(Results(out)) if v.target.startswith(beginning) and v.setting == setting
+    )
+
+
+@settings(max_examples=15)
+@given(st.floats(0.5, 1), st.sampled_from(list(AIMS)))
+def test_a_target_is_met_from_the_papers_number_on(tmp_path_factory, value, setting):
+    out = tmp_path_factory.mktemp("out")
+    fake_runs(out, load_grid("table-1"), {(setting, "rabo-shared"): [value]})
+    results = Results(out)
+    target = "RABO with a shared head at or above the paper's RABO"
+    found = [v for v in verdicts(results) if v.target == target]
+    paper = results.paper("table-1", setting, "RABO")
+    assert {v.setting: v.outcome for v in found} == {
+        **dict.fromkeys(AIMS, WAITING),
+        setting: MET if 100 * value >= paper else MISSED,
+    }
+
+
+def test_gains_of_loss_tuning_are_over_the_mean_of_the_submodel_baselines(tmp_path):
+    values = {
+        "static": 0.5,
+        "oap": 0.4,
+        "fedrolex": 0.6,
+        "fiarse": 0.5,
+        "rabo": 0.61,
+        "fedavg": 0.61,
+    }
+    cells = {("cifar-10", method): [value] for method, value in values.items()}
+    fake_runs(tmp_path, load_grid("figure-tuning"), cells)
+    found = {v.target: v for v in verdicts(Results(tmp_path)) if v.setting == "cifar-10"}
+    gain = next(v for target, v in found.items() if target.startswith("RABO at least"))
+    assert (gain.outcome, gain.numbers) == (MET, "+11.00")
+    assert found["RABO at or above full FedAvg without tuning"].outcome == MET
+    assert next(v for t, v in found.items() if t.startswith("RAFBO at least")).outcome == WAITING
+
+
+@pytest.mark.parametrize(
+    "wild",
+    [
+        {"status": "failed", "metrics": {"accuracy": 0.99}},
+        {"metrics": {"accuracy": nan}},
+        {"headline": "never_reached_accuracy"},
+    ],
+)
+def test_a_run_that_diverged_meets_no_target_and_the_verdict_says_so(tmp_path, wild):
+    grid, sure = load_grid("table-1"), {"interval": 0.01}
+    fake_runs(tmp_path, grid, {(SETTING, "rabo"): [0.99], (SETTING, "rafbo"): [0.98]}, metrics=sure)
+    fake_runs(tmp_path, grid, {(SETTING, name): [0.5] for name in SUBMODELS[:3]}, metrics=sure)
+    fake_runs(tmp_path, grid, {(SETTING, name): [0.5] for name in ("fiarse", "fedmbo")}, **wild)
+    assert judged(tmp_path, "aim of RABO").outcome == MET
+    for target, numbers in {
+        "RABO above every": "fiarse diverged",
+        "RABO: multiply-adds": "fedmbo diverged",
+        "RAFBO: bytes": "fedmbo diverged",
+    }.items():
+        found = judged(tmp_path, target)
+        assert (found.outcome, found.numbers) == (DIVERGED, numbers)
+    table = targets_table(Results(tmp_path), {})
+    assert f"| {SETTING} | fiarse diverged | {DIVERGED} |" in table
+
+
+def test_a_cell_of_which_one_seed_diverged_is_not_judged_by_the_others(tmp_path):
+    cells = {(SETTING, "rabo"): [0.99, nan]}
+    fake_runs(tmp_path, load_grid("table-1"), cells)
+    assert judged(tmp_path, "aim of RABO").numbers == "rabo diverged"
+
+
+def test_the_interval_of_a_difference_is_over_seeds_or_combines_those_over_test_tasks(tmp_path):
+    grid = load_grid("table-1")
+    fake_runs(tmp_path, grid, {(SETTING, "rabo"): [0.9, 0.8, 0.7]}, metrics={"interval": 0.03})
+    fake_runs(tmp_path, grid, {(SETTING, "oap"): [0.8, 0.71, 0.59]}, metrics={"interval": 0.04})
+    fake_runs(tmp_path, grid, {(SETTING, "static"): [0.8]}, metrics={"interval": 0.04})
+    found = grouped(read_records(grid, tmp_path))
+    rabo, oap, static = (found[SETTING, name] for name in ("rabo", "oap", "static"))
+    gaps = [10, 9, 11]  # seeds move both: their differences vary less than they do
+    assert difference(rabo, oap) == pytest.approx((10, 4.303 * stdev(gaps) / sqrt(3)))
+    assert difference(rabo, static) == pytest.approx((10, 5))
+    assert difference(rabo, []) is None
+
+
+@pytest.mark.parametrize(("value", "outcome"), [(0.549, MISSED), (0.56, MET)])
+def test_above_every_baseline_means_by_more_than_the_interval_of_each_difference(
+    tmp_path, value, outcome
+):
+    grid = load_grid("table-1")
+    fake_runs(tmp_path, grid, {(SETTING, "rabo"): [value]}, metrics={"interval": 0.03})
+    fake_runs(tmp_path, grid, {(SETTING, "fiarse"): [0.51]}, metrics={"interval": 0})
+    rest = {(SETTING, name): [0.5] for name in SUBMODELS[:2]}
+    fake_runs(tmp_path, grid, rest, metrics={"interval": 0.04})
+    waiting = judged(tmp_path, "RABO above every")
+    assert (waiting.outcome, "3 of 4 run" in waiting.numbers) == (WAITING, True)
+    fake_runs(tmp_path, grid, {(SETTING, "fedrolex"): [0.2]}, metrics={"interval": 0.04})
+    found = judged(tmp_path, "RABO above every")
+    assert found.outcome == outcome
+    assert "± 5.00 over static (4 of 4 run)" in found.numbers  # not over the best, which is surer
+
+
+def test_why_a_target_is_missed_is_told_where_it_is_missed(tmp_path):
+    target = "aim of RABO with a head per task"
+    fake_runs(tmp_path, load_grid("table-1"), {(SETTING, "rabo"): [0.96]})
+    assert "because" not in targets_table(Results(tmp_path), {target: "because"})
+    fake_runs(tmp_path, load_grid("table-1"), {("5-way-5-shot", "rabo"): [0.9]})
+    table = targets_table(Results(tmp_path), {target: "because"})
+    assert table.endswith(f"\n- {target}: because")
+    assert targets_table(Results(tmp_path), {}).endswith("|")
+
+
+def test_reasons_are_of_targets_that_there_are(tmp_path):
+    reasons = json.loads((ROOT / "experiments" / "reasons.json").read_text())
+    assert reasons.keys() <= {verdict.target for verdict in verdicts(Results(tmp_path))}
+
+
+def cost_of(run, phase=None):
+    summary = json.loads((ROOT / "results" / run / "summary.json").read_text())
+    cost = summary["cost_by_phase"][phase] if phase else summary["cost"]
+    return cost["multiply_adds"]
+
+
+def test_the_page_says_where_the_multiply_adds_of_its_runs_went():
+    page = (ROOT / "experiments" / "page.md").read_text()
+    phases = {"rabo": "estimate_outer", "rafbo": "estimate_outer", "fedmbo": "estimate_privately"}
+    columns = []
+    for method, phase in phases.items():
+        run = f"table-1/5-way-1-shot/{method}/seed-0"
+        share = 100 * cost_of(run, phase) / cost_of(run)
+        # of 20 drawings 19 are queries; each goes forwards and backwards once to estimate
+        columns.append([share * 19 / 20, share / 20, 100 - share])
+    rows = re.findall(r"^\| features of .*?(\d.*) \|$", page, re.MULTILINE)
+    for row, shares in zip(rows, zip(*columns, strict=True), strict=True):
+        assert [float(number) for number in row.split(" | ")] == pytest.approx(shares, abs=0.01)
+    for run in ("rabo", "rafbo"):
+        for phase in (None, "update_inner", "estimate_outer"):
+            assert f"{cost_of(f'loss-tuning/{run}', phase) / 1e12:.0f} T" in page

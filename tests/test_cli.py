@@ -1,4 +1,5 @@
 import json
+import runpy
 import shlex
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from rabo import cli
+from rabo import cli, cli_reproduce
 from rabo.cli import app
 from watchers import OnRound
 
@@ -236,3 +237,10 @@ def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
     assert call(*asked, "--rounds", 3, "--out", tmp_path).exit_code == 1  # holds other runs
     assert call(*asked, "--seeds", 2, "--limit", 0, "--out", tmp_path / "new").exit_code == 3
     assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1
+    assert call(*asked, "--rounds", 0, "--out", tmp_path).exit_code == 1
+    assert "study-errata" in call("reproduce", "--help").output
+
+
+def test_experiments_are_read_when_help_asks_for_them_and_not_at_import(monkeypatch):
+    monkeypatch.setattr("rabo.reproduction.request.known", lambda: pytest.fail("read at import"))
+    runpy.run_path(cli_reproduce.__file__)

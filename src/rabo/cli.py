@@ -20,7 +20,7 @@ from rabo.algorithms import ALGORITHMS
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_report import report
-from rabo.cli_reproduce import reproduce
+from rabo.cli_reproduce import Reproduce, reproduce
 from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
 from rabo.hypergradients import ESTIMATORS
 from rabo.live import view_of
@@ -61,7 +61,9 @@ app.add_typer(compare_app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 app.command(epilog="Example: rabo report runs/first --out report.html")(report)
-app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
+app.command(cls=Reproduce, epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(
+    reproduce
+)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app
 

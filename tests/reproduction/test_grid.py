@@ -63,7 +63,7 @@ def test_both_kinds_of_heads_are_tried_where_an_algorithm_has_heads_and_can_have
             assert tried == {"shared"} if ALGORITHMS[name].needs_one_y else {"shared", "per-task"}
 
 
-@pytest.mark.parametrize("name", [n for n in known_grids() if n != "study-estimators"])
+@pytest.mark.parametrize("name", known_grids())
 def test_every_run_of_a_grid_is_made_of_options_that_exist(name):
     grid = load_grid(name)
     runs = grid.runs()
@@ -149,6 +149,12 @@ def test_what_is_asked_for_wins_over_the_file():
         assert (run.experiment.rounds, run.experiment.device) == (7, "cpu")
         assert run.experiment.task_options["channels"] == "8"  # text, as the task has it
         assert run.experiment.task_options["queries"] == 3
+
+
+@pytest.mark.parametrize("asked", [{"rounds": 0}, {"seeds": 0}, {"rounds": -1}])
+def test_no_rounds_and_no_seeds_are_refused(asked):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Changes(**asked)
 
 
 def test_later_options_win_one_by_one_and_an_object_is_replaced_whole():

@@ -172,7 +172,7 @@ def test_the_dense_hypergradient_is_the_closed_form():
     assert found["x"].tolist() == pytest.approx(truth.hypergradient(x["x"]).tolist())
 
 
-def test_estimators_are_watched_where_training_is_and_long_ones_agree_with_the_dense(tmp_path):
+def small_estimators():
     content = dict(load_grid("study-estimators").content)
     content["watched"], content["seeds"] = [2], 1
     own = content["experiment"]
@@ -182,11 +182,28 @@ def test_estimators_are_watched_where_training_is_and_long_ones_agree_with_the_d
         "short": {"name": "conjugate-gradient", "num_iterations": 1},
         "long": {"name": "conjugate-gradient", "num_iterations": 60},
     }
-    grid = Grid("study-estimators", content, {})
-    measure_estimators(grid, tmp_path, Changes(device="cpu"), lambda _: None)
+    return Grid("study-estimators", content, {})
+
+
+def test_estimators_are_watched_where_training_is_and_long_ones_agree_with_the_dense(tmp_path):
+    grid = small_estimators()
+    assert measure_estimators(grid, grid.runs(), tmp_path, say=lambda _: None) == 0
+    assert measure_estimators(grid, grid.runs(), tmp_path, say=pytest.fail) == 0  # it is there
+    with pytest.raises(ValueError, match="another rounds; remove it"):
+        read_rows(grid, tmp_path, Changes(rounds=3))
     rows = read_rows(grid, tmp_path)
     assert [(row["estimator"], row["round"]) for row in rows] == [("short", 2), ("long", 2)] * 2
     for short, long in zip(rows[::2], rows[1::2], strict=True):
         assert long["error"] < 1e-3 < short["error"]
         assert long["cosine"] > short["cosine"]
         assert long["evaluations"] > short["evaluations"]
+
+
+def test_estimators_are_measured_only_where_asked_for_and_while_there_is_time(tmp_path):
+    grid, ticks = small_estimators(), iter(range(100))
+    assert grid.runs(Changes(only=["*/fedmbo/*"])) == []
+    runs = grid.runs(Changes(seeds=2, only=["glyphs/rabo/*"]))
+    assert [run.name for run in runs] == ["glyphs/rabo/seed-0", "glyphs/rabo/seed-1"]
+    left = measure_estimators(grid, runs, tmp_path, limit=0, clock=lambda: next(ticks))
+    assert left == 2
+    assert not (tmp_path / grid.name).exists()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rabo.errors import lookup
@@ -58,12 +59,11 @@ def reproduce(
     tuned = tuned or experiments_folder() / TUNED
     for each in expand(name):
         grid = load_grid(each, tuned)
-        if not only_collect and "estimators" in grid.content:
-            measure_estimators(grid, out, changes, say)
-        elif not only_collect:
+        if not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)
+            do = partial(measure_estimators, grid) if "estimators" in grid.content else sweep
             runs = part_of(grid.runs(changes), part)
-            left += sweep(runs, out, limit=remaining, say=say, clock=clock)
+            left += do(runs, out, limit=remaining, say=say, clock=clock)
         if part[1] == 1:  # else others are still at it
             is_trial = changes.rounds is not None or bool(changes.task_options)
             for line in collect(grid, out, out / TUNED if is_trial else tuned, changes):

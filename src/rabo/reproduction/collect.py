@@ -24,7 +24,7 @@ FIGURES: Mapping[str, Callable[[Grid, Any, Path], None]] = {
 def collect(grid: Grid, out: Path, tuned: Path, changes: Changes | None = None) -> list[str]:
     """Write what a grid shows below out/NAME, and say what was written."""
     if grid.content["shows"] == "estimators":
-        return _collect_estimators(grid, out)
+        return _collect_estimators(grid, out, changes)
     records, shown = read_records(grid, out, changes), out / grid.name
     shows = grid.content["shows"]
     if not records:
@@ -53,8 +53,8 @@ def _draw(grid: Grid, draw: Callable[[Grid, Any, Path], None], found: Any, out: 
     return []
 
 
-def _collect_estimators(grid: Grid, out: Path) -> list[str]:
-    rows, shown = read_rows(grid, out), out / grid.name
+def _collect_estimators(grid: Grid, out: Path, changes: Changes | None) -> list[str]:
+    rows, shown = read_rows(grid, out, changes), out / grid.name
     if not rows:
         return [f"{grid.name}: nothing was run yet"]
     (shown / "table.md").write_text(estimators_table(grid, rows) + "\n")

@@ -1,6 +1,7 @@
 """The error of every hypergradient against the dense one, where training asks for it."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from rabo.hypergradients.linearisation import Exact, View
 from rabo.metering import measure
 from rabo.problem import Batch, BilevelProblem
 from rabo.record import versions
-from rabo.reproduction.grid import Changes, Grid
+from rabo.reproduction.grid import Changes, Grid, Run
+from rabo.reproduction.sweep import differences
 from rabo.theory.plots import COLOURS, label, new_figure, save
 from rabo.tree import Params, flatten, leaves, map_leaves
 
@@ -57,28 +59,39 @@ def _double(tree: Any) -> Any:
     return map_leaves(lambda t: t.double() if t.is_floating_point() else t, tree)
 
 
-def measure_estimators(grid: Grid, out: Path, changes: Changes, say: Callable[[str], None]) -> None:
-    """Train once per seed and look at the rounds that are named; a seed is a file below `out`."""
-    content = grid.content
-    folder = out / grid.name
-    for seed in range(content["seeds"] if changes.seeds is None else changes.seeds):
-        path = folder / f"seed-{seed}.json"
+def measure_estimators(
+    grid: Grid,
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    limit: float | None = None,
+    say: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Train and look at the rounds that are named; return how many runs the time limit left.
+
+    A seed is a file below `out`.
+    """
+    begun, left, folder = clock(), 0, out / grid.name
+    for run in runs:
+        path = folder / f"seed-{run.experiment.seed}.json"
         if path.exists():
             continue
-        options = {**content["experiment"], "seed": seed, "device": changes.device}
-        rounds = changes.rounds or options["rounds"]
-        watched = [round for round in content["watched"] if round <= rounds]
+        if limit is not None and clock() - begun > limit:
+            left += 1
+            continue
         # plain: a recorded round would not call the one who watches
-        experiment = Experiment(**{**options, "rounds": rounds, "runtime": "plain"})
-        rows, metrics = _train(experiment, content, watched)
-        found = {"versions": versions(), "metrics": metrics, "rows": rows}
+        experiment = replace(run.experiment, runtime="plain")
+        rows, metrics = _train(experiment, grid.content)
+        found = {"experiment": experiment.config(), "versions": versions()}
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        say(f"{grid.name}/seed-{seed}: {len(rows)} estimates, accuracy {metrics['accuracy']:.4f}")
+        path.write_text(json.dumps({**found, "metrics": metrics, "rows": rows}, indent=1) + "\n")
+        say(f"{run.name}: {len(rows)} estimates, accuracy {metrics['accuracy']:.4f}")
+    return left
 
 
 def _train(
-    experiment: Experiment, content: Mapping[str, Any], watched: Sequence[int]
+    experiment: Experiment, content: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], Mapping[str, float]]:
     federation, _ = experiment.federation()
     algorithm: Any = federation.algorithm
@@ -90,7 +103,7 @@ def _train(
 
     def look(problem: BilevelProblem, x: Params, y: Params, batch: Batch) -> None:
         number = federation.state.round + 1
-        if number not in watched:
+        if number not in content["watched"]:
             return
         truth = flatten(leaves(dense_hypergradient(problem, x, y, batch)))
         for name, estimator in estimators.items():
@@ -115,10 +128,20 @@ def _train(
     return rows, metrics
 
 
-def read_rows(grid: Grid, out: Path) -> list[dict[str, Any]]:
-    """Return the estimates of all seeds."""
-    paths = sorted((out / grid.name).glob("seed-*.json"))
-    return [row for path in paths for row in json.loads(path.read_text())["rows"]]
+def read_rows(grid: Grid, out: Path, changes: Changes | None = None) -> list[dict[str, Any]]:
+    """Return the estimates of all seeds; files that tell of another experiment are refused."""
+    rows = []
+    for path in sorted((out / grid.name).glob("seed-*.json")):
+        found, seed = json.loads(path.read_text()), int(path.stem.removeprefix("seed-"))
+        run = grid.runs(replace(changes or Changes(), seeds=seed + 1, only=()))[-1]
+        other = differences(run, found.get("experiment", run.experiment.config()))
+        if other:
+            raise ValueError(
+                f"{path} was measured with another {', '.join(other)}; remove it and run "
+                f"`rabo reproduce {grid.name}` again, or give the options that it was run with"
+            )
+        rows += found["rows"]
+    return rows
 
 
 def estimators_table(grid: Grid, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -45,6 +45,12 @@ class Changes:
     task_options: Mapping[str, Any] | None = None
     only: Sequence[str] = ()  # patterns of names: SETTING/METHOD/seed-N
 
+    def __post_init__(self) -> None:
+        for name in ("rounds", "seeds"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from rabo.algorithms import ALGORITHMS
 from rabo.experiment import parse_capacities
-from rabo.reproduction.grid import Changes, known_grids, load_grid, merge, part_of
+from rabo.reproduction.grid import (
+    TUNED,
+    Changes,
+    experiments_folder,
+    known_grids,
+    load_grid,
+    merge,
+    part_of,
+)
 from rabo.solve import make_algorithm
 from rabo.tasks import TASKS
 
@@ -117,6 +125,7 @@ def test_the_transcription_is_what_the_paper_prints():
 
 
 def test_every_method_is_tuned_with_as_many_candidates(tmp_path):
+    unseen = {"tuning-few-shot": "validation", "tuning-loss": "aside"}  # by what is trained
     for name, used_by in (("tuning-few-shot", "table-1"), ("tuning-loss", "figure-tuning")):
         grid, user = load_grid(name), load_grid(used_by)
         methods = {method for setting in user.settings for method in user.methods(setting)}
@@ -124,7 +133,7 @@ def test_every_method_is_tuned_with_as_many_candidates(tmp_path):
         tried = [len({run.method for run in grid.runs() if run.setting == m}) for m in methods]
         assert len(set(tried)) == 1
         assert tried[0] > 1
-        assert {run.experiment.task_options["held_out"] for run in grid.runs()} == {"validation"}
+        assert {run.experiment.task_options["held_out"] for run in grid.runs()} == {unseen[name]}
     uneven = {"experiment": {}, "methods": {}, "candidates": {"a": [{}], "b": []}, "shows": ""}
     (tmp_path / "uneven.json").write_text(json.dumps(uneven))
     with pytest.raises(ValueError, match="as many candidates"):
@@ -149,6 +158,15 @@ def test_what_is_asked_for_wins_over_the_file():
         assert (run.experiment.rounds, run.experiment.device) == (7, "cpu")
         assert run.experiment.task_options["channels"] == "8"  # text, as the task has it
         assert run.experiment.task_options["queries"] == 3
+
+
+def test_the_page_names_the_settings_that_were_chosen_at_the_border():
+    folder = experiments_folder()
+    page, chosen = (folder / "page.md").read_text(), json.loads((folder / TUNED).read_text())
+    for method in ("oap", "fedrolex", "static", "dist-protonet"):
+        own = chosen["few-shot"][method]
+        assert f"(β = {own['beta']:g}, {own['num_inner_steps']} steps)" in page
+    assert f"(α = {chosen['few-shot']['fedmbo']['alpha']:g})" in page
 
 
 @pytest.mark.parametrize("asked", [{"rounds": 0}, {"seeds": 0}, {"rounds": -1}])

@@ -82,6 +82,32 @@ def test_tuning_helps_the_rare_classes_on_digits(tmp_path):
     assert summary["metrics"]["residual"] >= 0
 
 
+def test_what_is_set_aside_is_half_of_the_validation_data_and_trained_on_by_nobody():
+    def parts(held_out):
+        setup = LossTuningTask(held_out=held_out, ratio=10).build([1.0] * 4, 1, 0, "cpu")
+        data = [client.problem.data for client in setup.clients]
+        trained, tuned = (torch.cat([part[0] for part in own]) for own in zip(*data, strict=True))
+        images, labels = setup.evaluate.test
+        return (
+            {_key(i) for i in trained},
+            {_key(i) for i in tuned},
+            {_key(i) for i in images},
+            labels,
+        )
+
+    train, tuned, judged, labels = parts("aside")
+    whole_train, whole, same, whole_labels = parts("validation")
+    assert train == whole_train
+    assert tuned | judged == whole == same
+    assert not judged & (train | tuned)
+    counts = labels.bincount(), whole_labels.bincount()
+    assert bool(((counts[1] / 2 - counts[0]).abs() < 1).all())
+
+
+def _key(image):
+    return tuple(image.flatten().tolist())
+
+
 def test_the_literal_upper_level_is_an_option():
     federation, _ = experiment("rabo", upper="literal").federation()
     assert len(list(federation.run(14))) == 14

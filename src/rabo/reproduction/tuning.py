@@ -35,11 +35,10 @@ def _mean(records: Sequence[Record]) -> float:
 
 
 def check_validation(grid: Grid, records: Sequence[Record]) -> None:
-    """Refuse runs that were judged on anything but validation data."""
+    """Refuse runs that were judged on test data."""
     for record in records:
-        judged = record.config["task_options"].get("held_out")
-        if judged != "validation":
-            raise ValueError(f"{record.run.name} must be judged on validation data, got {judged}")
+        if record.config["task_options"].get("held_out", "test") == "test":
+            raise ValueError(f"{record.run.name} must be judged on validation data, got test data")
 
 
 def write_choice(grid: Grid, records: Sequence[Record], tuned: Path) -> dict[str, Any]:

@@ -55,14 +55,17 @@ class LossTuningTask:
         "shards"
     )
     concentration: Annotated[float, "of the Dirichlet split"] = 0.1
-    held_out: Annotated[str, "test set, or validation (clients' validation data)"] = "test"
+    held_out: Annotated[
+        str,
+        "test set, validation (clients' validation data), or aside (half of it, f has the rest)",
+    ] = "test"
 
     def __post_init__(self) -> None:
         for name, known in (
             ("dataset", ("cifar10", "digits")),
             ("upper", ("balanced", "literal")),
             ("split", ("shards", "iid", "dirichlet")),
-            ("held_out", ("test", "validation")),
+            ("held_out", ("test", "validation", "aside")),
         ):
             lookup(name.replace("_", "-"), getattr(self, name), dict.fromkeys(known, 0))
         if self.outer_batch < 1:
@@ -80,6 +83,11 @@ class LossTuningTask:
             self._client_parts(labels, own, seed, i)
             for i, own in enumerate(self._shards(labels.cpu(), len(capacities), seed))
         ]
+        judged = torch.cat([b for _, b in parts])
+        if self.held_out == "aside":  # of every class, so that nothing is trained on it
+            halves = holdout(labels[judged].cpu(), 0.5, stream(seed, "aside"))
+            judged = judged[halves.validation.to(device)]
+            parts = [(a, b[~torch.isin(b, judged)]) for a, b in parts]
         clients = [
             Client(problem.on(inner=(images[a], labels[a]), outer=(images[b], labels[b])), capacity)
             for (a, b), capacity in zip(parts, capacities, strict=True)
@@ -88,8 +96,7 @@ class LossTuningTask:
         if self.held_out == "test":
             test = data.test.to(device), data.test_labels.to(device)
         else:
-            validation = torch.cat([b for _, b in parts])
-            test = images[validation], labels[validation]
+            test = images[judged], labels[judged]
         judge = Judge(problem, images[train], test, counts)
         steps = max(5, round(len(train) / len(parts) / BATCH))
         series = {"num_terms": 1, "step_size": 0.1}  # more terms grow where curvature is negative

@@ -60,7 +60,7 @@ compare_app = typer.Typer(
 app.add_typer(compare_app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
-app.command(epilog="Example: rabo report runs/first --out report.html")(report)
+app.command(epilog="Example: rabo report runs/first")(report)
 app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app

@@ -18,7 +18,7 @@ from rabo.checkpoint import write_atomically
 from rabo.report.attendance import client_charts, sat_out
 from rabo.report.channels import coverage_charts
 from rabo.report.costs import cost_charts
-from rabo.report.figures import Chart, words
+from rabo.report.figures import Chart, count_of, words
 from rabo.report.progress import headline_charts, hypergradient_charts, loss_charts
 from rabo.report.runs import Run, find_runs, mapping, number, text
 from rabo.terminal import short
@@ -53,7 +53,7 @@ def page_of(runs: Sequence[Run], plotly: str) -> str:
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}"
     )
     tasks = ", ".join(dict.fromkeys(text(run.config, "task") or "unknown task" for run in runs))
-    title = f"rabo report: {tasks}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    title = f"rabo report: {tasks}, {count_of(len(runs), 'run')}"
     numbers = count()
     body = [
         f"<h1>{escape(title)}</h1>",

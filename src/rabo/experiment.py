@@ -259,7 +259,7 @@ def _drive(
         folder.path, experiment.identity(), experiment.checkpoint_every, folder.secure
     )
     known = folder.config, setup.headline, setup.falls, experiment.rounds
-    start = Start(folder.path, *known, tuple(folder.history))
+    start = Start(folder.path, *known, tuple(folder.history), federation.evaluate_every)
     status = "failed"
     with following(writers, start) as tell:
         try:

@@ -224,7 +224,7 @@ def test_a_missing_line_of_the_record_is_noticed(tmp_path):
         run(SMALL["quadratic"], out, stop_after(4))
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))
-    with pytest.raises(CheckpointError, match="must be round 1, got 2"):
+    with pytest.raises(CheckpointError, match="must be round 2, got 3"):
         resume(recorded_experiment(out), out)
 
 

@@ -149,7 +149,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(value):
         inner=bad, outer=bad, x={"x": torch.ones(2)}, y={"y": torch.ones(2)}, prune="none"
     )
     clients = [rabo.Client(problem.on(inner=i == 1, outer=i == 1)) for i in range(2)]
-    with pytest.raises(rabo.ClientError, match="client 1 failed in round 0"):
+    with pytest.raises(rabo.ClientError, match="client 1 failed in round 1"):
         rabo.solve(clients, rounds=2, beta=0.1)
 
 

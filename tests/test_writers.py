@@ -45,7 +45,7 @@ def test_tensorboard_has_every_number_of_every_round_once(run):
     assert set(events.Tags()["scalars"]) == {name for numbers in rounds for name in numbers}
     for name in events.Tags()["scalars"]:
         found = {event.step: event.value for event in events.Scalars(name)}
-        wanted = {i: numbers[name] for i, numbers in enumerate(rounds) if name in numbers}
+        wanted = {i: numbers[name] for i, numbers in enumerate(rounds, 1) if name in numbers}
         assert found == pytest.approx(wanted, rel=1e-6), name  # it keeps float32
 
 
@@ -64,7 +64,7 @@ def test_mlflow_has_every_number_of_every_round_in_one_run(run):
     assert set(found.data.metrics) == {name for numbers in rounds for name in numbers}
     for name in found.data.metrics:
         history = client.get_metric_history(found.info.run_id, name)
-        wanted = [(i, numbers[name]) for i, numbers in enumerate(rounds) if name in numbers]
+        wanted = [(i, numbers[name]) for i, numbers in enumerate(rounds, 1) if name in numbers]
         assert sorted((m.step, m.value) for m in history) == wanted, name
 
 

@@ -215,11 +215,11 @@ def _print_result(result: Result, folder: Path) -> None:
     faults = [fault for done in result.history for fault in done.faults]
     if faults:
         who, last = sorted({fault.client for fault in faults}), faults[-1]
-        why = f"the last in round {last.round} at {last.phase}: {last.why}"
+        why = f"the last in round {last.round + 1} at {last.phase}: {last.why}"
         table.add_row("answers not used", f"{len(faults)} of clients {who} ({why})")
     skipped = [done for done in result.history if done.skipped]
     if skipped:
-        why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
+        why = f"the last is {skipped[-1].round + 1}: {skipped[-1].skipped}"
         table.add_row("rounds given up", f"{len(skipped)} ({why})")
     console.print(table)
     _say(f"run folder               {folder}")

@@ -209,7 +209,7 @@ def resume(
     federation, setup = experiment.federation(runtime)
     found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
     if found is None:
-        say(f"{out} has no checkpoint yet: it starts from round 0")
+        say(f"{out} has no checkpoint yet: it starts from the beginning")
     else:
         federation.restore(found)
         say(f"goes on after {found.state.round} rounds")

@@ -42,7 +42,7 @@ class MLflow:
     def add(self, done: Round) -> None:
         now = int(1000 * time.time())
         metrics = [
-            self._mlflow.entities.Metric(name, value, now, done.round)
+            self._mlflow.entities.Metric(name, value, now, done.round + 1)
             for name, value in numbers_of(done).items()
         ]
         with self._reached():

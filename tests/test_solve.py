@@ -240,6 +240,19 @@ def test_clients_with_different_parameters_are_refused_by_name():
             lambda: rabo.Problem(inner=hopeless, outer=hopeless, x={}, y={"y": torch.ones(1)}),
             "x must have at least one parameter",
         ),
+        (
+            lambda: rabo.Problem(
+                inner=hopeless,
+                outer=hopeless,
+                x={"a": torch.ones(1)},
+                y={"b": torch.zeros(2).int()},
+            ),
+            "y.b must be a tensor of floating point numbers, got torch.int32; convert it",
+        ),
+        (
+            lambda: rabo.Problem(inner=hopeless, outer=hopeless, x={"a": [1.0]}, y={}),
+            "x.a must be a tensor of floating point numbers, got list; convert it",
+        ),
     ],
 )
 def test_more_bad_input_says_what_must_hold(call, message):

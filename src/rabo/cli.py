@@ -28,9 +28,17 @@ from rabo.masks import POLICIES
 from rabo.rounds import Result
 from rabo.runtimes import RUNTIMES
 from rabo.tasks import TASKS, Task
-from rabo.terminal import console, errors, guarded
+from rabo.terminal import (
+    Quiet,
+    ToMLflow,
+    ToTensorBoard,
+    console,
+    errors,
+    guarded,
+    writers_of,
+)
 from rabo.theory import run_theory
-from rabo.writers import MLflow, TensorBoard, Writer
+from rabo.writers import Writer
 
 KNOWN = {
     "algorithm": tuple(ALGORITHMS),
@@ -114,18 +122,6 @@ def algorithm_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="print the result alone")]
-ToTensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="also write all numbers to FOLDER/tensorboard")
-]
-ToMLflow = Annotated[
-    bool,
-    typer.Option(
-        "--mlflow", help="also send all numbers to MLFLOW_TRACKING_URI, or to mlruns beside FOLDER"
-    ),
-]
-
-
 def run_task(
     experiment: Experiment,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
@@ -167,8 +163,7 @@ def _follow(
     given = "".join(f" --{name}" for name, wished in flags.items() if wished)
 
     def work() -> Result:
-        kinds = {TensorBoard: tensorboard, MLflow: mlflow}
-        writers = [kind() for kind, wished in kinds.items() if wished]
+        writers = writers_of(folder, tensorboard, mlflow)
         if not quiet:
             _say(f"{experiment.task} · {experiment.algorithm}: making data and clients")
         return train([*view_of(console, quiet), *writers])

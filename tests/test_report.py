@@ -174,6 +174,7 @@ def test_the_page_is_whole_and_every_picture_has_words(folder):
     addresses = [a[name] for _, a in page.tags for name in ("src", "href") if name in a]
     assert all(address.startswith("data:") for address in addresses)
     assert "finished, 4 rounds" in page.text
+    assert "shares of the full model's leave out what was measured" in page.text
     assert "Not in this folder:" in page.text
 
 

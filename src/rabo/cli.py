@@ -27,6 +27,7 @@ from rabo.live import view_of
 from rabo.masks import POLICIES
 from rabo.rounds import Result
 from rabo.runtimes import RUNTIMES
+from rabo.summary import print_result
 from rabo.tasks import TASKS, Task
 from rabo.terminal import (
     Quiet,
@@ -132,7 +133,7 @@ def run_task(
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{experiment.task}-{experiment.algorithm}-{stamp}"
     follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
-    _print_result(follow(lambda writers: run(experiment, folder, writers)), folder)
+    print_result(follow(lambda writers: run(experiment, folder, writers)), folder, console)
 
 
 @app.command("resume", epilog="Example: rabo resume runs/first --rounds 40")
@@ -147,7 +148,7 @@ def resume_run(
     experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
     follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
     say = partial(_say, to=errors) if quiet else _say  # what is unusual is said in any case
-    _print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder)
+    print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder, console)
 
 
 def _follow(
@@ -187,37 +188,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-def _print_result(result: Result, folder: Path) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in result.metrics.items():
-        table.add_row(name.replace("_", " "), f"{value:.4g}")
-    cost = result.cost
-    for name, share in result.relative_cost.items():
-        spent = f"{getattr(cost, name):,}  ({share:.1%} of the full model)"
-        table.add_row(name.replace("multiply_adds", "multiply-adds").replace("_", " "), spent)
-    table.add_row("peak memory of a client", f"{cost.peak_memory_bytes:,} bytes")
-    table.add_row("seconds on clients", f"{cost.seconds:.1f}")
-    for level in ("x", "y"):
-        covered = f"C* = {result.coverage[f'{level}_min']}"
-        trained = f"{result.coverage[f'{level}_trained']:.1%} of entries trained"
-        table.add_row(f"coverage of {level}", f"{covered}, {trained}")
-    absent = {client for done in result.history for client in done.absent}
-    if absent:
-        why = next(why for done in result.history for why in done.absent.values())
-        table.add_row("sat out", f"clients {sorted(absent)} ({why})")
-    faults = [fault for done in result.history for fault in done.faults]
-    if faults:
-        who, last = sorted({fault.client for fault in faults}), faults[-1]
-        why = f"the last in round {last.round + 1} at {last.phase}: {last.why}"
-        table.add_row("answers not used", f"{len(faults)} of clients {who} ({why})")
-    skipped = [done for done in result.history if done.skipped]
-    if skipped:
-        why = f"the last is {skipped[-1].round + 1}: {skipped[-1].skipped}"
-        table.add_row("rounds given up", f"{len(skipped)} ({why})")
-    console.print(table)
-    _say(f"run folder               {folder}")
 
 
 def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:

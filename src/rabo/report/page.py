@@ -24,6 +24,10 @@ from rabo.report.runs import Run, find_runs, mapping, number, text
 from rabo.terminal import short
 
 MOST_OPEN = 3  # runs whose details are open at first
+SHARES = (
+    "Costs are all that was spent; shares of the full model's leave out what was measured to "
+    "choose β."
+)
 
 
 def write_report(paths: Sequence[Path], out: Path) -> list[Run]:
@@ -60,6 +64,7 @@ def page_of(runs: Sequence[Run], plotly: str) -> str:
         '<noscript><p class="note">The charts need JavaScript; the tables do not.</p></noscript>',
         "<h2>What was reached, and what it cost</h2>",
         _headline_table(runs),
+        f'<p class="about">{escape(SHARES)}</p>',
         *_figures([*headline_charts(runs), *hypergradient_charts(runs)], numbers),
         *(_details(run, numbers, is_open=len(runs) <= MOST_OPEN) for run in runs),
     ]

@@ -29,6 +29,7 @@ test: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'open site/index.html'
 
 bench: $(READY)
 	$(BIN)/rabo bench

@@ -24,7 +24,7 @@ LAYERS = [
     ["solve"],
     ["tasks", "checkpoint", "writers"],
     ["record"],
-    ["theory", "experiment", "terminal"],
+    ["theory", "experiment", "terminal", "summary"],
     ["comparison", "bench", "live", "report"],
     ["reproduction"],
     ["cli_compare", "cli_bench", "cli_report", "cli_reproduce", "flower"],

@@ -218,13 +218,23 @@ def test_an_experiment_that_no_file_could_hold_is_refused(tmp_path):
         run(experiment, tmp_path / "run")
 
 
+def test_fewer_rounds_than_a_run_was_to_do_or_has_done_are_refused_with_advice(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(StoppedError):
+        run(SMALL["quadratic"], out, stop_after(4))
+    with pytest.raises(ValueError, match=r"to do 6 rounds, got --rounds 2: leave --rounds out"):
+        recorded_experiment(out, 2)
+    with pytest.raises(ValueError, match=r"has done 4 rounds, got rounds=2: give a larger number"):
+        resume(replace(SMALL["quadratic"], rounds=2), out)
+
+
 def test_a_missing_line_of_the_record_is_noticed(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(StoppedError):
         run(SMALL["quadratic"], out, stop_after(4))
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))
-    with pytest.raises(CheckpointError, match="must be round 1, got 2"):
+    with pytest.raises(CheckpointError, match="must be round 2, got 3"):
         resume(recorded_experiment(out), out)
 
 

@@ -43,7 +43,7 @@ def test_a_run_writes_its_folder_with_all_that_a_reader_needs(tmp_path):
     rows = (out / "costs.csv").read_text().splitlines()
     assert len(rows) == 1 + 5 * 3 * 2
     assert "of the full model" in done.output
-    assert str(out) in done.output.replace("\n", "")
+    assert f"rabo report {out}" in done.output.replace("\n", "")
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_does_not(tmp_path):

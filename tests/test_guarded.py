@@ -193,7 +193,7 @@ def test_the_reason_says_what_was_expected_and_what_came():
 
 def test_by_default_a_bad_reply_ends_the_run_with_client_round_and_reason():
     wrong = federation("rabo", lambda r: r._replace(scalars={}), on_fault="raise")
-    with pytest.raises(ClientError, match="client 1 failed in round 0 at measure_curvature: Reply"):
+    with pytest.raises(ClientError, match="client 1 failed in round 1 at measure_curvature: Reply"):
         list(wrong.run(1))
 
 
@@ -255,7 +255,7 @@ def test_a_client_that_raises_is_left_out_or_ends_the_run_as_asked(kind):
         (3, 2, "update_inner", "OSError: the disk is gone")
     ]
     assert done.coverage["y"].minimum == 2
-    with pytest.raises(ClientError, match="client 2 failed in round 3 at update_inner") as caught:
+    with pytest.raises(ClientError, match="client 2 failed in round 4 at update_inner") as caught:
         run_with("raise")
     assert isinstance(caught.value.__cause__, OSError)  # with its traceback
 

@@ -15,9 +15,9 @@ from rabo.rounds import Round
 from rabo.writers import Start
 
 
-def start(rounds=10, history=(), falls=False):
+def start(rounds=10, history=(), falls=False, every=1):
     config = {"task": "digits", "algorithm": "rabo"}
-    return Start(Path("run"), config, "accuracy", falls, rounds, history)
+    return Start(Path("run"), config, "accuracy", falls, rounds, history, every)
 
 
 def done(number, **metrics):
@@ -71,6 +71,19 @@ def test_time_left_is_that_of_the_mean_round_without_the_first():
     assert progress.seconds_left() == pytest.approx(6 * 3.0)
 
 
+@given(st.integers(1, 9), st.integers(2, 40), st.data())
+def test_time_left_counts_the_evaluations_to_come(every, rounds, data):
+    plan, now = start(rounds, every=every), 0.0
+    progress = Progress(plan, clock=lambda: now)
+    seconds = [1.0 + 10.0 * plan.evaluates(i + 1) for i in range(rounds)]
+    before = data.draw(st.integers(min(every, rounds - 1) + 1, rounds))
+    for i in range(before):
+        now += seconds[i]
+        progress.add(done(i))
+    left = progress.seconds_left() if before < rounds else 0.0
+    assert left == pytest.approx(sum(seconds[before:]))
+
+
 def drawn_by(view, *rounds, **options):
     view.begin(start(**options))
     for one in rounds:
@@ -117,6 +130,25 @@ def test_without_a_terminal_about_ten_plain_lines_tell_the_same():
     assert [line.split()[1] for line in lines] == [*(f"{i}/95" for i in range(9, 95, 9)), "95/95"]
     assert "accuracy 0.94" in lines[-1]
     assert "\x1b" not in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "told"),
+    [
+        (25, 5, [*range(2, 25, 2), 5, 15, 25]),
+        (95, 4, [*range(12, 95, 12), 95]),
+        (7, 50, range(1, 8)),
+    ],
+)
+def test_plain_lines_are_there_for_evaluations(rounds, every, told):
+    text = StringIO()
+    [view] = view_of(Console(file=text, force_terminal=False))
+    plan = start(rounds, every=every)
+    judged = [{"accuracy": 0.5} if plan.evaluates(i + 1) else {} for i in range(rounds)]
+    drawn_by(view, *(done(i, **judged[i]) for i in range(rounds)), rounds=rounds, every=every)
+    lines = {int(line.split()[1].split("/")[0]): line for line in text.getvalue().splitlines()}
+    assert sorted(lines) == sorted(told)
+    assert all(("accuracy 0.5" in line) == plan.evaluates(i) for i, line in lines.items())
 
 
 def test_quiet_shows_nothing():

@@ -142,7 +142,7 @@ def test_the_record_names_the_multiplier_and_what_was_dropped(tmp_path):
     assert {fault["phase"] for fault in lines[0]["faults"]} == {"update_inner"}
     assert "must be finite and at most 1e-06" in lines[0]["faults"][0]["why"]
     text = " ".join(done.output.split())
-    assert "6 of clients [0, 1, 2] (the last in round 1 at update_inner" in text
+    assert "6 of clients [0, 1, 2] (the last in round 2 at update_inner" in text
     assert "rounds given up 2" in text
 
 

@@ -79,6 +79,22 @@ def test_headline_charts_hold_the_numbers_of_the_rounds(folder):
     assert residual.data[0]["y"] == [r["metrics"]["residual"] for r in rounds]
 
 
+def test_a_single_evaluation_has_a_sensible_place_and_words():
+    total = {"multiply_adds": 70, "bytes_up": 4, "bytes_down": 1}
+    metrics = {"accuracy": 0.755, "residual": 0.5}
+    line = {"round": 2, "metrics": metrics, "total": total}
+    run = Run("r", "r", Path(), rounds=[line])
+    charts = headline_charts([run])
+    assert [chart.about for chart in charts] == ["r: 0.755 (one evaluation)."] * 3
+    for chart in charts:
+        assert chart.layout["xaxis"]["rangemode"] == chart.layout["yaxis"]["rangemode"] == "tozero"
+    [residual] = hypergradient_charts([run])
+    assert residual.about == "r: 0.5 (one round)."
+    assert [c.layout["xaxis"].get("dtick") for c in (*charts, residual)] == [1, None, None, 1]
+    late = Run("r", "r", Path(), rounds=[line | {"round": 99}])
+    assert "dtick" not in headline_charts([late])[0].layout["xaxis"]
+
+
 def test_costs_by_client_and_phase_add_up_to_those_of_the_rounds(folder):
     rounds = rounds_of(folder)
     work, traffic = cost_charts(*find_runs([folder]))
@@ -98,6 +114,8 @@ def test_the_heat_map_of_channels_has_a_row_for_each_and_a_column_for_each_evalu
     assert x.data[0]["x"] == [1, 2, 3, 4]
     last = json.loads((folder / "coverage.jsonl").read_text().splitlines()[-1])
     assert [row[-1] for row in x.data[0]["z"]] == last["x"]["x.0"] + last["x"]["x.3"]
+    assert x.layout["yaxis"]["ticktext"] == ["x.0", "x.3"]
+    assert y.layout["yaxis"]["ticktext"] == ["from x.3"]  # the features that join x to y
 
 
 @given(st.lists(st.integers(1, 1500), min_size=1, max_size=5))
@@ -156,6 +174,7 @@ def test_the_page_is_whole_and_every_picture_has_words(folder):
     addresses = [a[name] for _, a in page.tags for name in ("src", "href") if name in a]
     assert all(address.startswith("data:") for address in addresses)
     assert "finished, 4 rounds" in page.text
+    assert "shares of the full model's leave out what was measured" in page.text
     assert "Not in this folder:" in page.text
 
 
@@ -260,6 +279,29 @@ def test_a_comparison_is_read_as_a_whole_and_seeds_share_a_colour(tmp_path):
     assert [line["showlegend"] for line in chart.data] == [True, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("folders", "names"),
+    [
+        (["digits-rabo-20260101-101010"], ["digits-rabo"]),
+        (
+            ["digits-rabo-20260101-101010", "digits-rafbo-20260101-101011"],
+            ["digits-rabo", "digits-rafbo"],
+        ),
+        (
+            ["digits-rabo-20260101-101010", "digits-rabo-20260101-101011"],
+            ["digits-rabo-…0101-101010", "digits-rabo-…0101-101011"],
+        ),
+        (["flower-12345678901234567890", "q"], ["flower-12345…01234567890", "q"]),
+        ([f"the-same-at-both-{k}-of-its-long-ends" for k in (1, 2)], None),
+    ],
+)
+def test_runs_have_short_names_that_differ(tmp_path, folders, names):
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+    assert [run.name for run in find_runs([tmp_path])] == (names or folders)
+
+
 def test_runs_of_before_have_lines_too():
     runs = find_runs([RESULTS / "few-shot", RESULTS / "loss-tuning" / "rabo"])
     charts = {chart.title: chart for chart in headline_charts(runs)}
@@ -275,8 +317,17 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(folder, tmp_path, mo
     out = tmp_path / "new" / "report.html"
     done = call("report", folder, "--out", out)
     assert done.exit_code == 0, done.output
-    assert "1 run" in done.output
+    assert f"written: {out} (1 run)" in done.output.replace("\n", "")
     assert out.stat().st_size > 1_000_000  # what draws is in it
+    shutil.copytree(folder, tmp_path / "runs" / "a")
+    shutil.copytree(folder, tmp_path / "runs" / "b")
+    (tmp_path / "runs" / "a" / "costs.csv").unlink()
+    monkeypatch.chdir(tmp_path)
+    done = call("report", "runs/a", "runs/b")
+    assert "files are missing in 1 of 2 runs" in " ".join(done.output.split())
+    assert call("report", "runs/b").exit_code == 0
+    pages = sorted(page.relative_to(tmp_path) for page in tmp_path.rglob("*.html"))
+    assert [*map(str, pages)] == ["new/report.html", "runs/b/report.html", "runs/report.html"]
     empty = call("report", tmp_path / "new", "--out", out)
     assert empty.exit_code == 1
     assert "holds no run; give folders" in " ".join(empty.output.split())

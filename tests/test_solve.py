@@ -149,7 +149,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(value):
         inner=bad, outer=bad, x={"x": torch.ones(2)}, y={"y": torch.ones(2)}, prune="none"
     )
     clients = [rabo.Client(problem.on(inner=i == 1, outer=i == 1)) for i in range(2)]
-    with pytest.raises(rabo.ClientError, match="client 1 failed in round 0"):
+    with pytest.raises(rabo.ClientError, match="client 1 failed in round 1"):
         rabo.solve(clients, rounds=2, beta=0.1)
 
 
@@ -239,6 +239,19 @@ def test_clients_with_different_parameters_are_refused_by_name():
         (
             lambda: rabo.Problem(inner=hopeless, outer=hopeless, x={}, y={"y": torch.ones(1)}),
             "x must have at least one parameter",
+        ),
+        (
+            lambda: rabo.Problem(
+                inner=hopeless,
+                outer=hopeless,
+                x={"a": torch.ones(1)},
+                y={"b": torch.zeros(2).int()},
+            ),
+            "y.b must be a tensor of floating point numbers, got torch.int32; convert it",
+        ),
+        (
+            lambda: rabo.Problem(inner=hopeless, outer=hopeless, x={"a": [1.0]}, y={}),
+            "x.a must be a tensor of floating point numbers, got list; convert it",
         ),
     ],
 )

@@ -45,7 +45,7 @@ def test_tensorboard_has_every_number_of_every_round_once(run):
     assert set(events.Tags()["scalars"]) == {name for numbers in rounds for name in numbers}
     for name in events.Tags()["scalars"]:
         found = {event.step: event.value for event in events.Scalars(name)}
-        wanted = {i: numbers[name] for i, numbers in enumerate(rounds) if name in numbers}
+        wanted = {i: numbers[name] for i, numbers in enumerate(rounds, 1) if name in numbers}
         assert found == pytest.approx(wanted, rel=1e-6), name  # it keeps float32
 
 
@@ -64,8 +64,24 @@ def test_mlflow_has_every_number_of_every_round_in_one_run(run):
     assert set(found.data.metrics) == {name for numbers in rounds for name in numbers}
     for name in found.data.metrics:
         history = client.get_metric_history(found.info.run_id, name)
-        wanted = [(i, numbers[name]) for i, numbers in enumerate(rounds) if name in numbers]
+        wanted = [(i, numbers[name]) for i, numbers in enumerate(rounds, 1) if name in numbers]
         assert sorted((m.step, m.value) for m in history) == wanted, name
+
+
+def test_the_runs_of_a_comparison_are_followed_as_single_ones_are(tmp_path, monkeypatch):
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    options = ["--algorithms", "rabo,fedavg", "--seeds", 1, "--quiet", "--tensorboard", "--mlflow"]
+    text = call("compare", *QUADRATIC, *options, "--out", tmp_path / "two").output
+    assert "round" not in text.partition("to reach")[0]
+    assert str(tmp_path / "two") in text.replace("\n", "")
+    names = [f"two/{name}/seed-0" for name in ("fedavg", "rabo")]
+    assert all(any((tmp_path / name / "tensorboard").iterdir()) for name in names)
+    client = mlflow.MlflowClient((tmp_path / "mlruns").resolve().as_uri())
+    experiment = client.get_experiment_by_name("rabo-quadratic")
+    found = client.search_runs([experiment.experiment_id])
+    assert sorted(run.info.run_name for run in found) == names
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "mlflow"])

@@ -1,7 +1,8 @@
 """What pages show of the code and of measurements is read from them: it cannot go stale.
 
-A page says `<!-- include: KIND WHAT -->` on a line of its own. Code is fenced as `py`, which says
-that it is shown and not run: blocks that say `python` are run by the tests.
+A page has a link `[KIND: WHAT](FILE)` on a line of its own. In the repository one follows it; in
+the site what it names stands in its place. Code is fenced as `py`, which says that it is shown and
+not run: blocks that say `python` are run by the tests.
 """
 
 import importlib
@@ -16,7 +17,6 @@ from rabo.bench.report import table
 from rabo.cli_compare import exchanges_of_algorithms, papers_of_algorithms
 
 ROOT = Path(__file__).parents[2]
-INCLUDE = re.compile(r"^<!-- include: (\S+) ?(.*?) -->$", flags=re.M)
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -24,7 +24,8 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def expand(markdown):
-    return INCLUDE.sub(lambda found: KINDS[found[1]](found[2]), markdown)
+    link = re.compile(rf"^\[({'|'.join(KINDS)}): (.+?)\]\(\S+\)$", flags=re.M)
+    return link.sub(lambda found: KINDS[found[1]](found[2]), markdown)
 
 
 def source(name):

@@ -85,7 +85,7 @@ class Checkpoints:
                 say(str(error))
         if paths:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged; remove them to start from round 0"
+                f"every checkpoint in {self.folder} is damaged; remove them to start anew"
             )
         return None
 

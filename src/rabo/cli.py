@@ -27,10 +27,19 @@ from rabo.live import view_of
 from rabo.masks import POLICIES
 from rabo.rounds import Result
 from rabo.runtimes import RUNTIMES
+from rabo.summary import print_result
 from rabo.tasks import TASKS, Task
-from rabo.terminal import console, errors, guarded
+from rabo.terminal import (
+    Quiet,
+    ToMLflow,
+    ToTensorBoard,
+    console,
+    errors,
+    guarded,
+    writers_of,
+)
 from rabo.theory import run_theory
-from rabo.writers import MLflow, TensorBoard, Writer
+from rabo.writers import Writer
 
 KNOWN = {
     "algorithm": tuple(ALGORITHMS),
@@ -60,7 +69,7 @@ compare_app = typer.Typer(
 app.add_typer(compare_app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
-app.command(epilog="Example: rabo report runs/first --out report.html")(report)
+app.command(epilog="Example: rabo report runs/first")(report)
 app.command(cls=Reproduce, epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(
     reproduce
 )
@@ -116,18 +125,6 @@ def algorithm_options(
     return {name: value for name, value in given.items() if value is not None}
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="print the result alone")]
-ToTensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="also write all numbers to FOLDER/tensorboard")
-]
-ToMLflow = Annotated[
-    bool,
-    typer.Option(
-        "--mlflow", help="also send all numbers to MLFLOW_TRACKING_URI, or to mlruns beside FOLDER"
-    ),
-]
-
-
 def run_task(
     experiment: Experiment,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
@@ -138,7 +135,7 @@ def run_task(
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"{experiment.task}-{experiment.algorithm}-{stamp}"
     follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
-    _print_result(follow(lambda writers: run(experiment, folder, writers)), folder)
+    print_result(follow(lambda writers: run(experiment, folder, writers)), folder, console)
 
 
 @app.command("resume", epilog="Example: rabo resume runs/first --rounds 40")
@@ -153,7 +150,7 @@ def resume_run(
     experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
     follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
     say = partial(_say, to=errors) if quiet else _say  # what is unusual is said in any case
-    _print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder)
+    print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder, console)
 
 
 def _follow(
@@ -169,8 +166,7 @@ def _follow(
     given = "".join(f" --{name}" for name, wished in flags.items() if wished)
 
     def work() -> Result:
-        kinds = {TensorBoard: tensorboard, MLflow: mlflow}
-        writers = [kind() for kind, wished in kinds.items() if wished]
+        writers = writers_of(folder, tensorboard, mlflow)
         if not quiet:
             _say(f"{experiment.task} · {experiment.algorithm}: making data and clients")
         return train([*view_of(console, quiet), *writers])
@@ -194,37 +190,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-def _print_result(result: Result, folder: Path) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in result.metrics.items():
-        table.add_row(name.replace("_", " "), f"{value:.4g}")
-    cost = result.cost
-    for name, share in result.relative_cost.items():
-        spent = f"{getattr(cost, name):,}  ({share:.1%} of the full model)"
-        table.add_row(name.replace("multiply_adds", "multiply-adds").replace("_", " "), spent)
-    table.add_row("peak memory of a client", f"{cost.peak_memory_bytes:,} bytes")
-    table.add_row("seconds on clients", f"{cost.seconds:.1f}")
-    for level in ("x", "y"):
-        covered = f"C* = {result.coverage[f'{level}_min']}"
-        trained = f"{result.coverage[f'{level}_trained']:.1%} of entries trained"
-        table.add_row(f"coverage of {level}", f"{covered}, {trained}")
-    absent = {client for done in result.history for client in done.absent}
-    if absent:
-        why = next(why for done in result.history for why in done.absent.values())
-        table.add_row("sat out", f"clients {sorted(absent)} ({why})")
-    faults = [fault for done in result.history for fault in done.faults]
-    if faults:
-        who, last = sorted({fault.client for fault in faults}), faults[-1]
-        why = f"the last in round {last.round} at {last.phase}: {last.why}"
-        table.add_row("answers not used", f"{len(faults)} of clients {who} ({why})")
-    skipped = [done for done in result.history if done.skipped]
-    if skipped:
-        why = f"the last is {skipped[-1].round}: {skipped[-1].skipped}"
-        table.add_row("rounds given up", f"{len(skipped)} ({why})")
-    console.print(table)
-    _say(f"run folder               {folder}")
 
 
 def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:

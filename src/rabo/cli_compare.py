@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rabo.comparison import Comparison, Outcome, Price, compare, split_entries
 from rabo.experiment import Experiment
 from rabo.metering import Cost
 from rabo.rounds import Round
-from rabo.terminal import console, guarded, short
+from rabo.terminal import Quiet, ToMLflow, ToTensorBoard, console, guarded, short, writers_of
 from rabo.writers import Start
 
 NOTES = """\
@@ -43,22 +44,22 @@ def compare_task(
         float | None, typer.Option(help="value to be reached (the best that all runs reach)")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the comparison (runs/...)")] = None,
+    quiet: Quiet = False,
+    tensorboard: ToTensorBoard = False,
+    mlflow: ToMLflow = False,
 ) -> None:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / f"compare-{experiment.task}-{stamp}"
     names = split_entries(algorithms)
 
     def work() -> Outcome:
+        writers = writers_of(folder, tensorboard, mlflow)
         comparison = Comparison(experiment=experiment, algorithms=names, seeds=seeds)
+        go = partial(compare, comparison, folder, baseline=baseline, target=target)
+        if quiet:
+            return go(writers=writers)
         with _Watch(comparison) as watch:
-            return compare(
-                comparison,
-                folder,
-                baseline=baseline,
-                target=target,
-                on_start=watch.start,
-                writers=[watch],
-            )
+            return go(on_start=watch.start, writers=[watch, *writers])
 
     _print(guarded(work, folder, f"; the same command with --out {folder} goes on"))
     console.print(

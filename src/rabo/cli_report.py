@@ -1,11 +1,13 @@
 """`rabo report`: a page about runs."""
 
+from os.path import commonpath
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rabo.report import write_report
+from rabo.report.figures import count_of
 from rabo.terminal import console, guarded
 
 
@@ -13,12 +15,18 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="folders of runs, of a comparison, or of the demo")
     ],
-    out: Annotated[Path, typer.Option(help="where the page goes")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="where the page goes (report.html in the folder that holds the runs)"),
+    ] = None,
 ) -> None:
     """Write one page about runs that any browser shows, without a network."""
-    found = guarded(lambda: write_report(runs, out), out)
-    told = f"{len(found)} run{'s' if len(found) > 1 else ''}: {out}"
-    console.print(told, markup=False, highlight=False, soft_wrap=True)
+    page = (out or Path(commonpath([run.absolute() for run in runs])) / "report.html").absolute()
+    found = guarded(lambda: write_report(runs, page), page)
+    told = count_of(len(found), "run")
+    console.print(f"written: {page} ({told})", markup=False, highlight=False, soft_wrap=True)
     lost = sum(bool(run.missing) for run in found)
     if lost:
-        console.print(f"{lost} of them lack files; the page says which", highlight=False)
+        console.print(
+            f"files are missing in {lost} of {told}; the page says which", highlight=False
+        )

@@ -13,7 +13,7 @@ class Client:
     """One client: its share of the problem and what it has.
 
     `capacity` is a width fraction in (0, 1], a `Budget`, a list with one of these per round, or a
-    function of the round.
+    function of the round, counted from 0.
     """
 
     problem: BilevelProblem

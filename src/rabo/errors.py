@@ -28,11 +28,15 @@ class TooFewRepliesError(RuntimeError):
 
 
 class ClientError(RuntimeError):
-    """Work failed on a client; says which client, in which round, at what."""
+    """Work failed on a client; says which client, in which round (counted from 1), at what.
+
+    `round` counts from 0, as in all records.
+    """
 
     def __init__(self, client: int, round: int, work: str, cause: BaseException):
         super().__init__(
-            f"client {client} failed in round {round} at {work}: {type(cause).__name__}: {cause}"
+            f"client {client} failed in round {round + 1} at {work}: "
+            f"{type(cause).__name__}: {cause}"
         )
         self.client, self.round, self.work, self.cause = client, round, work, cause
 

@@ -209,9 +209,14 @@ def resume(
     federation, setup = experiment.federation(runtime)
     found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
     if found is None:
-        say(f"{out} has no checkpoint yet: it starts from round 0")
+        say(f"{out} has no checkpoint yet: it starts from the beginning")
     else:
         federation.restore(found)
+        if found.state.round > experiment.rounds:
+            raise ValueError(
+                f"the run in {out} has done {found.state.round} rounds, got "
+                f"rounds={experiment.rounds}: give a larger number, or another folder"
+            )
         say(f"goes on after {found.state.round} rounds")
     config = _with_settings(experiment, federation, setup)
     with RunFolder(out, config, federation.state.round) as folder:
@@ -243,7 +248,10 @@ def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
             "--rounds with a larger number"
         )
     if rounds is not None and rounds < experiment.rounds:
-        raise ValueError(f"rounds must be at least those of the run, {experiment.rounds}")
+        raise ValueError(
+            f"the run in {out} is to do {experiment.rounds} rounds, got --rounds {rounds}: leave "
+            "--rounds out to do those, or give a larger number to do more"
+        )
     return experiment if rounds is None else replace(experiment, rounds=rounds)
 
 
@@ -259,7 +267,7 @@ def _drive(
         folder.path, experiment.identity(), experiment.checkpoint_every, folder.secure
     )
     known = folder.config, setup.headline, setup.falls, experiment.rounds
-    start = Start(folder.path, *known, tuple(folder.history))
+    start = Start(folder.path, *known, tuple(folder.history), federation.evaluate_every)
     status = "failed"
     with following(writers, start) as tell:
         try:

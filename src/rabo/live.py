@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from math import isfinite
+from math import ceil, isfinite
 
 from rich.console import Console
 from rich.live import Live
@@ -39,16 +39,17 @@ class Progress:
         self.norms: list[float] = []
         self.residual: float | None = None
         self.last: Round | None = None
-        self._begun, self._seconds = clock(), deque[float](maxlen=NUM_TIMED)
-        self._num_seen = 0  # rounds that were timed
+        self._begun, self._num_seen = clock(), 0  # rounds that were timed
+        self._seconds = {kind: deque[float](maxlen=NUM_TIMED) for kind in (True, False)}
         for done in start.history:
             self._note(done)
 
     def add(self, done: Round) -> None:
         now = self._clock()
-        if self._num_seen == 1:
-            self._seconds.clear()  # the first round also prepares and measures
-        self._seconds.append(now - self._begun)
+        if self._num_seen == 1:  # the first round also prepares and measures
+            for seconds in self._seconds.values():
+                seconds.clear()
+        self._seconds[self.start.evaluates(done.round + 1)].append(now - self._begun)
         self._num_seen += 1
         self._begun = now
         self._note(done)
@@ -62,12 +63,18 @@ class Progress:
         self.residual = done.metrics.get("residual", self.residual)
 
     def seconds_left(self) -> float | None:
-        """Return what the rounds to come take if they take as long as the newest did."""
-        if not self._seconds:
+        """Return what the rounds to come take if they take as long as the newest of their kind.
+
+        There are two kinds: with and without an evaluation.
+        """
+        known = {kind: sum(s) / len(s) for kind, s in self._seconds.items() if s}
+        num_left, every = self.start.rounds - self.done, self.start.evaluate_every
+        if not known or not num_left:
             return None
-        each = sum(self._seconds) / len(self._seconds)
+        num_judged = (self.start.rounds - 1) // every - self.done // every + 1  # and the last
+        plain, judged = (known.get(kind, max(known.values())) for kind in (False, True))
         since = self._clock() - self._begun
-        return max(0.0, each * (self.start.rounds - self.done) - since)
+        return max(0.0, plain * (num_left - num_judged) + judged * num_judged - since)
 
     def lines(self) -> dict[str, str]:
         """Return what is known, by name; what is not known yet has no line."""
@@ -124,7 +131,7 @@ class LiveView:
 
 
 class PlainLines:
-    """A line every tenth of the rounds, for logs."""
+    """A line every tenth of the rounds, and for evaluations that are not more frequent."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -135,7 +142,7 @@ class PlainLines:
     def add(self, done: Round) -> None:
         progress, rounds = self._progress, self._progress.start.rounds
         progress.add(done)
-        if progress.done % max(1, rounds // NUM_LINES) and progress.done < rounds:
+        if not self._is_told(progress.done):
             return
         left = progress.seconds_left()
         metrics = [f"{name} {value:.4g}" for name, value in done.metrics.items()]
@@ -147,6 +154,13 @@ class PlainLines:
 
     def end(self, status: str) -> None:
         """All was said."""
+
+    def _is_told(self, number: int) -> bool:
+        start = self._progress.start
+        step, every = max(1, start.rounds // NUM_LINES), start.evaluate_every
+        if every < step:  # some of the evaluations
+            return number % (every * ceil(step / every)) == 0 or number == start.rounds
+        return number % step == 0 or start.evaluates(number)
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

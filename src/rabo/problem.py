@@ -203,8 +203,16 @@ class Problem:
                     f"{level} must be a module or a mapping of names to tensors, got "
                     f"{type(part).__name__}; write {{'{level}': ...}}"
                 )
-            if not _parameters(part):
+            named = _named(part)
+            if not named:
                 raise ValueError(f"{level} must have at least one parameter, got none")
+            for name, value in named.items():
+                if not isinstance(value, Tensor) or not value.is_floating_point():
+                    kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                    raise ValueError(
+                        f"{level}.{name} must be a tensor of floating point numbers, got {kind}; "
+                        "convert it: torch.as_tensor(value, dtype=torch.float32)"
+                    )
         object.__setattr__(self, "definition", _Definition(self))
 
     def on(self, *, inner: Any, outer: Any) -> "ClientProblem":
@@ -320,9 +328,12 @@ class ClientProblem:
         return map_leaves(lambda t: t[chosen.to(t.device, non_blocking=True)], part)
 
 
+def _named(part: nn.Module | Params) -> dict[str, Tensor]:
+    return dict(part.named_parameters() if isinstance(part, nn.Module) else part)
+
+
 def _parameters(part: nn.Module | Params) -> dict[str, Tensor]:
-    named = part.named_parameters() if isinstance(part, nn.Module) else part.items()
-    return {name: value.detach().clone() for name, value in named}
+    return {name: value.detach().clone() for name, value in _named(part).items()}
 
 
 def _describe(value: Any) -> str:

@@ -113,12 +113,12 @@ class RunFolder:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{self.path / 'metrics.jsonl'} must have a line for every round before the "
-                f"checkpoint, got none that can be read for round {number}"
+                f"checkpoint, got none that can be read for round {number + 1}"
             ) from error
         if done.round != number:
             raise CheckpointError(
-                f"line {number + 1} of {self.path / 'metrics.jsonl'} must be round {number}, got "
-                f"{done.round}"
+                f"line {number + 1} of {self.path / 'metrics.jsonl'} must be round {number + 1}, "
+                f"got {done.round + 1}"
             )
         return done
 

@@ -22,7 +22,7 @@ CALIBRATION = "measure_curvature"  # an exchange that is not training
 class Round:
     """What happened in one round."""
 
-    round: int
+    round: int  # counted from 0, as everywhere in Python and in files; what is shown, from 1
     metrics: Mapping[str, float]
     cost: Cost
     coverage: Mapping[Level, Coverage]

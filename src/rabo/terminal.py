@@ -1,20 +1,31 @@
-"""What all commands share: where they print, and how they fail."""
+"""What all commands share: where they print, what else hears of runs, and how they fail."""
 
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from rabo.errors import ClientError
+from rabo.writers import MLflow, TensorBoard, Writer
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 console = Console()
 errors = Console(stderr=True)
+Quiet = Annotated[bool, typer.Option("--quiet", help="print the result alone")]
+ToTensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="also write all numbers to RUN/tensorboard")
+]
+ToMLflow = Annotated[
+    bool,
+    typer.Option(
+        "--mlflow", help="also send all numbers to MLFLOW_TRACKING_URI, or to mlruns beside --out"
+    ),
+]
 
 
 def short(number: float) -> str:
@@ -23,6 +34,11 @@ def short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}"
+
+
+def writers_of(folder: Path, tensorboard: bool, mlflow: bool) -> list[Writer]:
+    """Return what else was asked to hear of the runs in a folder; what is missing is said now."""
+    return [*([TensorBoard()] if tensorboard else []), *([MLflow(folder)] if mlflow else [])]
 
 
 def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:

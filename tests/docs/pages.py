@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-from includes import expand  # noqa: E402
+from includes import KINDS, expand  # noqa: E402, F401
 
 PLACES = ("README.md", "docs/*.md", "benchmarks/README.md", "results/*/README.md")
 FOUND = [path for place in PLACES for path in sorted(ROOT.glob(place))]

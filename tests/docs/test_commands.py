@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from rabo.cli import app
 
 COMMANDS = [(page, words) for page in sorted(PAGES) for words in rabo_commands(page)]
-QUICK = {"run", "resume", "compare", "algorithms"}
+QUICK = {"run", "resume", "compare", "algorithms", "report"}
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[" ".join(w) for _, w in COMMANDS])

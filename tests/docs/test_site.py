@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from pages import ROOT
+from pages import KINDS, ROOT
 
 import rabo
 from rabo.algorithms import ALGORITHMS
@@ -67,4 +67,19 @@ def test_every_algorithm_is_listed_with_its_paper(site):
 
 def test_no_include_is_left_over(site):
     for path in site.rglob("*.html"):
-        assert "<!-- include:" not in path.read_text()
+        assert not re.search(rf">({'|'.join(KINDS)}): ", path.read_text()), path.name
+
+
+def test_an_include_links_to_the_file_that_it_shows():
+    link = re.compile(rf"^\[({'|'.join(KINDS)}): (.+?)\]\((.+)\)$", flags=re.M)
+    found = [(p, *f) for p in (ROOT / "docs").glob("*.md") for f in link.findall(p.read_text())]
+    assert {kind for _, kind, _, _ in found} == set(KINDS)
+    for page, kind, what, target in found:
+        file = (
+            what.partition(":")[0].replace(".", "/") + ".py"
+            if kind == "source"
+            else what.split()[0]
+        )
+        where = (page.parent / target).resolve().relative_to(ROOT).as_posix()
+        assert (ROOT / where).is_file()
+        assert kind in ("algorithms", "papers") or where.endswith(file), what

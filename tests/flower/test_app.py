@@ -1,5 +1,6 @@
 """The app: options of a run as text, and a problem of one's own from one file."""
 
+import json
 import shutil
 import tomllib
 from dataclasses import fields
@@ -11,10 +12,14 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import validate_config
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
+from grids import FakeGrid
+from typer.testing import CliRunner
 
 from rabo.experiment import Experiment
+from rabo.flower import app
 from rabo.flower.app import client_app, server_app
-from rabo.flower.launch import TEMPLATE
+from rabo.flower.commands import app as flower
+from rabo.flower.launch import TEMPLATE, Children
 from rabo.flower.messages import task_records, unpack
 from rabo.flower.sites import experiment_of, parse_options
 from rabo.runtimes import Task
@@ -126,6 +131,28 @@ def test_nobody_else_knows_the_noise_of_a_client_unless_the_run_is_to_be_repeate
     assert all(0 < noise.std() < 0.2 for noise in (first, second))
     again = [answer_to(message, **noisy, **{"repeatable-noise": True}) for _ in range(2)]
     assert torch.equal(*again)
+
+
+def test_a_run_ends_with_what_was_reached_and_where_it_is(tmp_path, monkeypatch):
+    said, out = [], tmp_path / "run"
+    monkeypatch.setattr("rabo.flower.app.end_with", lambda parent: None)
+    monkeypatch.setattr(app.log, "info", lambda text, *of: said.append(text % of if of else text))
+    where = context(0)
+    where.run_config = {**OWN, "clients": 2, "rounds": 1, "out": str(out)}
+    setup, algorithm = experiment_of(where.run_config, TEMPLATE).build()
+    grid = FakeGrid({i: client.problem for i, client in enumerate(setup.clients)}, algorithm)
+    server_app(TEMPLATE)(grid, where)
+    end = "\n".join(said[said.index("the run is finished") :])
+    cost = json.loads((out / "summary.json").read_text())["cost"]
+    assert f"{cost['bytes_up']:,}" in end
+    assert "coverage of y" in end
+    assert f"rabo report {out}" in end
+
+
+def test_nodes_say_whom_they_join(tmp_path, monkeypatch):
+    monkeypatch.setattr(Children, "start", lambda *_: None)
+    done = CliRunner().invoke(flower, ["nodes", str(tmp_path), "--clients", "2", "--port", "7"])
+    assert "clients 0 to 1: joining 127.0.0.1:7 (PLAIN)" in done.output
 
 
 def test_a_message_that_no_algorithm_sends_is_refused():

@@ -232,7 +232,7 @@ def test_a_node_that_was_late_is_not_waited_for_until_it_answers_a_roll_call():
     alive, grid.answer = grid.answer, lambda c, m: None if c == 1 else alive(c, m)
     assert roll_call(1, runtime) == {**WIDTHS, 1: "no answer within 0.3 s"}
     for round in (2, 3):  # nobody waits for it, and it is asked once
-        assert roll_call(round, runtime) == {**WIDTHS, 1: "no answer since round 1"}
+        assert roll_call(round, runtime) == {**WIDTHS, 1: "no answer since round 2"}
     assert next(grid.ids) == 3 + 3 + 3 + 2
     grid.answer = alive
     grid.replies[str(3 + 3 + 1)] = alive(1, Message(RecordDict(), 101, "query.width"))
@@ -337,7 +337,7 @@ def test_a_client_that_lost_its_submodel_says_so():
     far = federation(problems, algorithm, FlowerRuntime(grid))
     [done] = far.run(1)
     assert [fault.why for fault in done.faults] == [
-        f"ValueError: client {c} does not hold the submodel of round 0" for c in WIDTHS
+        f"ValueError: client {c} does not hold the submodel of round 1" for c in WIDTHS
     ]
 
 

@@ -74,7 +74,9 @@ class Calibrated:
         if self.beta != "auto":
             beta = self.beta(state.round) if callable(self.beta) else self.beta
             if not beta >= 0:
-                raise ValueError(f"beta must not be negative, got {beta} in round {state.round}")
+                raise ValueError(
+                    f"beta must not be negative, got {beta} in round {state.round + 1}"
+                )
             return replace(state, scalars={**state.scalars, "beta": beta})
         state = self.with_curvature(state, cuts, runtime)
         beta = 1 / (2 * state.scalars["largest_curvature"])

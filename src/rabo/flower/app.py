@@ -5,12 +5,14 @@ import os
 import secrets
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
+from rich.console import Console
 
 from rabo.experiment import choose_device, resume, run
 from rabo.flower import sites
@@ -23,6 +25,7 @@ from rabo.flower.work import WIDTH, message_types
 from rabo.resources import at_round
 from rabo.rounds import Round
 from rabo.runtimes import Privacy
+from rabo.summary import print_result
 from rabo.writers import Start
 
 log = logging.getLogger("flwr")
@@ -77,9 +80,13 @@ def server_app(folder: Path) -> ServerApp:
             device=torch.device(choose_device(experiment.device)),
         )
         if config["resume"] and (out / "config.json").exists():
-            resume(experiment, out, [Log()], log.info, runtime)
+            result = resume(experiment, out, [Log()], log.info, runtime)
         else:
-            run(experiment, out, [Log()], runtime)
+            result = run(experiment, out, [Log()], runtime)
+        table = StringIO()
+        print_result(result, out, Console(file=table, width=100))
+        for line in table.getvalue().splitlines():
+            log.info(line)
 
     return app
 

@@ -1,7 +1,7 @@
 """`rabo flower ...`: from nothing to a federation; parse, call, print."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -164,7 +164,12 @@ def _serve(children: Children, folder: Path, host: str, port: int, insecure: boo
 
 
 def _join(
-    children: Children, folder: Path, clients: Any, address: str, config: str, insecure: bool
+    children: Children,
+    folder: Path,
+    clients: Sequence[int],
+    address: str,
+    config: str,
+    insecure: bool,
 ) -> None:
     plain = launch.is_plain(folder, address.rpartition(":")[0], insecure)
     for client in clients:
@@ -176,6 +181,8 @@ def _join(
             )
         command = launch.node_command(folder, client, address, plain, config)
         children.start(command, launch.environment(folder))
+    who = f"client {clients[0]}" if len(clients) == 1 else f"clients 0 to {clients[-1]}"
+    typer.echo(f"{who}: joining {address} ({'PLAIN' if plain else 'TLS'}); Ctrl-C ends it")
 
 
 def _children() -> Children:

@@ -110,7 +110,8 @@ class FlowerRuntime:
                 answer = whose.get(sent.node), Absent(str(_in_words(error)))
             client, width = answer
             if client is None or client in found:
-                log.warning("node %d in round %d: %s", sent.node, round, _trouble(client, width))
+                why = _trouble(client, width)
+                log.warning("node %d in round %d: %s", sent.node, round + 1, why)
                 continue
             if client != whose.get(sent.node, client):
                 del self._nodes[whose[sent.node]]
@@ -160,7 +161,7 @@ class FlowerRuntime:
                     raise ReplyError(REASONS.get(error.code) or words(error.reason))
                 return message.content
             if not wait:
-                raise ReplyError(f"no answer since round {self._late[sent.node].round}")
+                raise ReplyError(f"no answer since round {self._late[sent.node].round + 1}")
             if time.monotonic() > sent.deadline:
                 self._late[sent.node] = sent
                 self._asked.pop(sent.node, None)

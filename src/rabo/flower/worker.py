@@ -59,7 +59,9 @@ class Worker:
             cut = read_cut(unpack("task", content), channels, self._device)
             return Local(self.client, self.problem.restrict(cut)), cut
         if "held" not in kept or kept.config_records["held"]["round"] != round:
-            raise ValueError(f"client {self.client} does not hold the submodel of round {round}")
+            raise ValueError(
+                f"client {self.client} does not hold the submodel of round {round + 1}"
+            )
         vectors = unpack("memory", kept, self._device)
         cut = read_cut(vectors, channels, self._device)
         local = Local(self.client, self.problem.restrict(cut))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rabo.report.figures import COLOURS, Chart, layout_of, plain, thinned
+from rabo.report.figures import COLOURS, Chart, layout_over_rounds, plain, thinned
 from rabo.report.runs import Run, mapping, number, text
 
 MOST_CLIENTS = 60  # that have a row each
@@ -54,7 +54,7 @@ def client_charts(run: Run) -> list[Chart]:
         "Blue: took part, the darker the wider its submodel; red: sat out; empty: not drawn; "
         f"a cross: an answer was not used.{every}"
     )
-    layout = layout_of("rounds", "client", y_type="category")
+    layout = layout_over_rounds(data[0]["x"], "client", y_type="category")
     layout["height"] = 180 + 14 * len(clients)
     return [Chart("who took part", about, data, layout)]
 
@@ -85,9 +85,8 @@ def _attendance(rounds: Sequence[Mapping[str, Any]]) -> Chart:
         }
         for i, (name, of) in enumerate(counts.items())
     ]
-    return Chart(
-        "who took part", "Numbers of clients in each round.", data, layout_of("rounds", "clients")
-    )
+    layout = layout_over_rounds(data[0]["x"], "clients")
+    return Chart("who took part", "Numbers of clients in each round.", data, layout)
 
 
 def _widths(done: Mapping[str, Any]) -> dict[int, float]:

@@ -36,7 +36,7 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
         for start in range(0, number_of, size):
             stop = min(start + size, number_of)
             named = f"{start}" if stop - start == 1 else f"{start}–{stop - 1}"
-            names.append(plain(f"{layer}, channel {named}"))
+            names.append(plain(f"{_on(level, layer)}, channel {named}"))
             counts = [mapping(done, level).get(layer) for done in columns]
             rows.append([_mean(each, start, stop, number_of) for each in counts])
         middles.append(names[(first + len(rows) - 1) // 2])
@@ -57,7 +57,7 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
     ]
     layout = layout_of("rounds", "", x_type="category", y_type="category")
     layout["xaxis"] |= {"nticks": 12}
-    short = [plain(_tail(layer)) for layer in layers]
+    short = [plain(_tail(_on(level, layer))) for layer in layers]
     layout["yaxis"] |= {
         "tickmode": "array",
         "tickvals": middles,
@@ -73,6 +73,12 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
     if cells:
         about += f"; trained by {min(cells):.3g} to {max(cells):.3g} clients in a round"
     return Chart(f"who trained the channels of {level}", f"{about}.", data, layout)
+
+
+def _on(level: str, layer: str) -> str:
+    """Name channels that begin at the other level by where they come from."""
+    other = {"x": "y.", "y": "x."}[level]
+    return f"from {layer}" if layer.startswith(other) else layer
 
 
 def _in_words_and_numbers(item: tuple[str, Any]) -> list[tuple[int, str]]:

@@ -38,4 +38,4 @@ def _bars(run: Run, title: str, unit: str, of: Callable[[Spent], float]) -> Char
     sums = {p: sum(of(s) for (_, phase), s in run.costs.items() if phase == p) for p in phases}
     whole = max(1.0, sum(sums.values()))
     about = "; ".join(f"{words(phase)} {value / whole:.0%}" for phase, value in sums.items())
-    return Chart(title, f"Of all {unit}: {about}.", data, {**layout, "barmode": "stack"})
+    return Chart(title, f"Of all {unit} of rounds: {about}.", data, {**layout, "barmode": "stack"})

@@ -3,12 +3,14 @@
 Every text that comes from a file is escaped: plotly reads some HTML in texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 # distinct for all eyes, on light and on dark
 COLOURS = ("#0077bb", "#ee7733", "#009988", "#cc3311", "#aa4499", "#bba500", "#7a7a7a")
+
+FEW_ROUNDS = 15  # fewer than the ticks an axis has place for
 
 
 class Chart(NamedTuple):
@@ -34,8 +36,20 @@ def _axis(title: str, kind: str) -> dict[str, Any]:
     return {"title": {"text": plain(title)}, "type": kind, "automargin": True, **numbers}
 
 
+def layout_over_rounds(rounds: Iterable[float], y: str, y_type: str = "linear") -> dict[str, Any]:
+    """Put ticks at whole rounds; where rounds are many, they are there anyway."""
+    layout = layout_of("rounds", y, y_type=y_type)
+    if max(rounds, default=0) < FEW_ROUNDS:
+        layout["xaxis"] |= {"tick0": 0, "dtick": 1}
+    return layout
+
+
 def words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def count_of(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def thinned(items: Sequence[Any], most: int) -> list[Any]:

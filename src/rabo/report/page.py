@@ -18,12 +18,16 @@ from rabo.checkpoint import write_atomically
 from rabo.report.attendance import client_charts, sat_out
 from rabo.report.channels import coverage_charts
 from rabo.report.costs import cost_charts
-from rabo.report.figures import Chart, words
+from rabo.report.figures import Chart, count_of, words
 from rabo.report.progress import headline_charts, hypergradient_charts, loss_charts
 from rabo.report.runs import Run, find_runs, mapping, number, text
 from rabo.terminal import short
 
 MOST_OPEN = 3  # runs whose details are open at first
+SHARES = (
+    "Costs are all that was spent; shares of the full model's leave out what was measured to "
+    "choose β."
+)
 
 
 def write_report(paths: Sequence[Path], out: Path) -> list[Run]:
@@ -53,13 +57,14 @@ def page_of(runs: Sequence[Run], plotly: str) -> str:
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src {hashes}"
     )
     tasks = ", ".join(dict.fromkeys(text(run.config, "task") or "unknown task" for run in runs))
-    title = f"rabo report: {tasks}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    title = f"rabo report: {tasks}, {count_of(len(runs), 'run')}"
     numbers = count()
     body = [
         f"<h1>{escape(title)}</h1>",
         '<noscript><p class="note">The charts need JavaScript; the tables do not.</p></noscript>',
         "<h2>What was reached, and what it cost</h2>",
         _headline_table(runs),
+        f'<p class="about">{escape(SHARES)}</p>',
         *_figures([*headline_charts(runs), *hypergradient_charts(runs)], numbers),
         *(_details(run, numbers, is_open=len(runs) <= MOST_OPEN) for run in runs),
     ]

@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
-from rabo.report.figures import COLOURS, Chart, layout_of, plain, words
+from rabo.report.figures import (
+    COLOURS,
+    Chart,
+    count_of,
+    layout_of,
+    layout_over_rounds,
+    plain,
+    words,
+)
 from rabo.report.runs import Run, mapping, number, numbers
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -31,7 +39,7 @@ def hypergradient_charts(runs: Sequence[Run]) -> list[Chart]:
         ("residual", "residual of the hypergradient"),
     ):
         lines = [(run, [(x, y) for x, y in _points(run, name, _rounds) if y > 0]) for run in runs]
-        charts.append(_lines(title, "rounds", words(name), lines, scale="log"))
+        charts.append(_lines(title, "rounds", words(name), lines, scale="log", at="round"))
     return [chart for chart in charts if chart.data]
 
 
@@ -61,9 +69,11 @@ def loss_charts(run: Run) -> list[Chart]:
             }
             for k in range(num_classes)
         ]
-        about = f"{title}, at {len(found)} evaluations; classes from the first, blue, to the last, "
-        about += "orange; in brackets: training images." if counts else "orange."
-        charts.append(Chart(title, about, data, layout_of("rounds", words(name))))
+        about = f"{title}, at {count_of(len(found), 'evaluation')}; classes from the first, blue, "
+        about += "to the last, orange"
+        about += "; in brackets: training images." if counts else "."
+        layout = layout_over_rounds((round for round, _ in found), words(name))
+        charts.append(Chart(title, about, data, layout))
     return charts
 
 
@@ -99,8 +109,9 @@ def _lines(
     y: str,
     lines: Sequence[tuple[Run, Sequence[tuple[float, float]]]],
     scale: str = "linear",
+    at: str = "evaluation",
 ) -> Chart:
-    """Draw a line per run, in the colour its group has in all charts."""
+    """Draw a line per run, in the colour its group has in all charts; a point `at` each."""
     groups = list(dict.fromkeys(run.group for run, _ in lines))
     shown: set[str] = set()
     data = []
@@ -122,15 +133,29 @@ def _lines(
                     "dash": DASHES[i // len(COLOURS) % len(DASHES)],
                     "width": 2,
                 },
-                "marker": {"size": 5},
+                "marker": {"size": 5 if len(points) > 1 else 9},
                 "hovertemplate": f"{plain(run.name)}<br>%{{x}}: %{{y:.4g}}<extra></extra>",
             }
         )
         shown.add(run.group)
-    layout = layout_of(x, y, y_type=scale)
-    ends = [f"{run.name} from {p[0][1]:.3g} to {p[-1][1]:.3g}" for run, p in lines if p]
+    everywhere = [point for _, points in lines for point in points]
+    if x == "rounds":
+        layout = layout_over_rounds((a for a, _ in everywhere), y, y_type=scale)
+    else:
+        layout = layout_of(x, y, y_type=scale)
+    layout["xaxis"] |= {"rangemode": "tozero"}
+    if len({b for _, b in everywhere}) == 1:
+        layout["yaxis"] |= {"rangemode": "tozero"}
+    ends = [_in_words(run.name, points, at) for run, points in lines if points]
     more = f"; and {len(ends) - MOST_NAMED} more" if len(ends) > MOST_NAMED else ""
     return Chart(title, "; ".join(ends[:MOST_NAMED]) + more + ".", data, layout)
+
+
+def _in_words(name: str, points: Sequence[tuple[float, float]], at: str) -> str:
+    (_, first), (_, last) = points[0], points[-1]
+    if len(points) == 1:
+        return f"{name}: {last:.3g} (one {at})"
+    return f"{name}: from {first:.3g} to {last:.3g}"
 
 
 def _ramp(k: int, number_of: int) -> str:

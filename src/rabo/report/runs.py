@@ -5,6 +5,7 @@ What is read is plain JSON; `number` and `text` take from it what has the right 
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -18,6 +19,8 @@ FILES = {
     "costs.csv": "costs by client and phase",
     "coverage.jsonl": "which channels were trained",
 }
+STAMP = re.compile(r"-\d{8}-\d{6}$")  # when a run began, in the folder that it chose itself
+LONGEST_NAME = 24
 RUN_FILES = ("config.json", "metrics.jsonl", "summary.json")
 
 
@@ -78,18 +81,34 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     """Read the runs in folders: of runs, of comparisons, or of several of them."""
     folders = {f.resolve(): f for path in paths for f in _folders(path)}  # each once, as given
     runs = []
-    for folder, parts in zip(folders.values(), _shortest_names([*folders]), strict=True):
+    for folder, parts in zip(folders.values(), _short_names([*folders]), strict=True):
         group = parts[:-1] if parts[-1].startswith("seed-") else parts
         runs.append(read_run(folder, "/".join(parts), "/".join(group)))
     return runs
 
 
-def _shortest_names(folders: Sequence[Path]) -> list[tuple[str, ...]]:
-    """Return the last parts of every path, as many as tell all apart; a seed alone says little."""
+def _short_names(folders: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Return the last parts of every path, as many as tell all apart; a seed alone says little.
+
+    Without the time of a run, and the middle of what is long, where all differ without them.
+    """
     number_of = 1 + any(folder.name.startswith("seed-") for folder in folders)
     while len({folder.parts[-number_of:] for folder in folders}) < len(folders):
         number_of += 1
-    return [folder.parts[-number_of:] for folder in folders]
+    names = [folder.parts[-number_of:] for folder in folders]
+    for shorten in (_without_time, _without_middle):
+        shorter = [tuple(map(shorten, parts)) for parts in names]
+        names = shorter if len(set(shorter)) == len(names) else names
+    return names
+
+
+def _without_time(part: str) -> str:
+    return STAMP.sub("", part)
+
+
+def _without_middle(part: str) -> str:
+    half = LONGEST_NAME // 2
+    return part if len(part) <= LONGEST_NAME else f"{part[:half]}…{part[-half + 1 :]}"
 
 
 def _folders(path: Path) -> list[Path]:

@@ -17,6 +17,11 @@ class Start(NamedTuple):
     falls: bool  # whether a smaller headline is better
     rounds: int  # Q
     history: Sequence[Round]  # rounds that were done before it was stopped
+    evaluate_every: int = 1
+
+    def evaluates(self, number: int) -> bool:
+        """Say whether the round of some number, counted from 1, ends with an evaluation."""
+        return number % self.evaluate_every == 0 or number == self.rounds
 
 
 class Writer(Protocol):

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rabo.rounds import Round
@@ -15,12 +16,13 @@ STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 class MLflow:
     """A run of the experiment rabo-TASK: on the server that MLFLOW_TRACKING_URI names, else in the
-    folder mlruns beside the folder of the run.
+    folder mlruns beside the given one, which is that of a run or of a comparison.
 
     RUN/mlflow.json says which it is: a run that goes on is the same run there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._beside = folder.resolve().parent
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             import mlflow
@@ -30,7 +32,7 @@ class MLflow:
         self._mlflow = mlflow
 
     def begin(self, start: Start) -> None:
-        self._address = _address(start)
+        self._address = _address(self._beside)
         note = start.folder / "mlflow.json"
         with self._reached():
             self._client = self._mlflow.MlflowClient(self._address)
@@ -42,7 +44,7 @@ class MLflow:
     def add(self, done: Round) -> None:
         now = int(1000 * time.time())
         metrics = [
-            self._mlflow.entities.Metric(name, value, now, done.round)
+            self._mlflow.entities.Metric(name, value, now, done.round + 1)
             for name, value in numbers_of(done).items()
         ]
         with self._reached():
@@ -63,7 +65,8 @@ class MLflow:
         name = f"rabo-{start.config['task']}"
         known = self._client.get_experiment_by_name(name)
         own = known.experiment_id if known else self._client.create_experiment(name)
-        run = self._client.create_run(own, run_name=start.folder.name).info.run_id
+        called = start.folder.resolve().relative_to(self._beside).as_posix()
+        run = self._client.create_run(own, run_name=called).info.run_id
         parameters = [self._mlflow.entities.Param(k, _text(v)) for k, v in start.config.items()]
         self._client.log_batch(run, params=parameters)
         return run
@@ -80,9 +83,9 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _address(start: Start) -> str:
+def _address(folder: Path) -> str:
     given = os.environ.get("MLFLOW_TRACKING_URI")
     if given:
         return given
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # it would rather have a database
-    return (start.folder.parent / "mlruns").resolve().as_uri()
+    return (folder / "mlruns").as_uri()

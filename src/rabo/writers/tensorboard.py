@@ -20,12 +20,12 @@ class TensorBoard:
         done = len(start.history)
         # a run that goes on hides what was written of rounds that are done again
         self._events = self._kind(
-            str(start.folder / "tensorboard"), purge_step=done if done else None
+            str(start.folder / "tensorboard"), purge_step=done + 1 if done else None
         )
 
     def add(self, done: Round) -> None:
         for name, value in numbers_of(done).items():
-            self._events.add_scalar(name, value, done.round)
+            self._events.add_scalar(name, value, done.round + 1)
 
     def end(self, status: str) -> None:
         self._events.close()

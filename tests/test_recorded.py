@@ -5,6 +5,7 @@ import torch
 
 import rabo
 from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedMBO
+from rabo.algorithms.dist_maml import DistMAML
 from rabo.errors import ClientError
 from rabo.experiment import Experiment
 from rabo.federation import Federation
@@ -182,8 +183,9 @@ def moved(federation):
         (RABO(num_inner_steps=4, momentum=0.8, calibrate_every=2), 1e-4),
         (RAFBO(num_inner_steps=4), 3e-3),  # differences, whose step is that of the group
         (FedMBO(num_inner_steps=3, num_terms=3), 1e-4),
+        (DistMAML(num_inner_steps=1, adapt_steps=2, adapt_rate=0.1), 1e-4),
     ],
-    ids=["rabo", "rafbo", "fedmbo"],
+    ids=["rabo", "rafbo", "fedmbo", "dist-maml"],
 )
 def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
     # with this penalty systems are well conditioned, and rounding is not amplified

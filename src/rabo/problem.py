@@ -283,6 +283,10 @@ class ClientProblem:
         """Return the same problem for another number of copies of y."""
         return replace(self, num_copies=copies)
 
+    def with_one_copy_each(self) -> "ClientProblem":
+        """Return the same problem with one y of the client, whatever the number of its tasks."""
+        return self.with_copies(1)
+
     @property
     def has_random_layers(self) -> bool:
         return self.problem.definition.has_random_layers

@@ -10,7 +10,7 @@ from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
 from rabo.problem import Batch, ClientProblem
 from rabo.runtimes.base import Local
-from rabo.tree import Params, map_leaves
+from rabo.tree import Params, leaves, map_leaves
 
 CHUNK = 10  # test tasks whose adapted networks are held at once
 
@@ -43,16 +43,26 @@ class DistMAML(Episodic):
     def trained(self) -> tuple[Level, ...]:
         return ("x", "y")
 
+    @property
+    def works_together(self) -> bool:
+        """Whether clients of one submodel can be asked as one: as long as their x is the same."""
+        return self.num_inner_steps == 1
+
     def seen(self, problem: Any) -> ClientProblem:
-        """One y from which all tasks start, so that its gradient is theirs together."""
-        return problem.with_copies(1)
+        """One y from which all tasks of a client start, so that its gradient is theirs together."""
+        return problem.with_one_copy_each()
 
     def loss(self, problem: Any, at: Weights, batch: Batch, local: Local) -> Tensor:
-        def of_task(support: Any, query: Any) -> Tensor:
-            w, part = self._adapted(problem, at, support), _alone(query)
-            return problem.outer(problem.features(w["x"], part), w["y"], part)
+        copies, num_tasks = problem.copies, len(leaves(batch.inner)[0])
+        alone = problem.with_copies(1)
 
-        return vmap(of_task)(batch.inner, batch.outer).mean()
+        def of_task(y: Params, support: Any, query: Any) -> Tensor:
+            w, part = self._adapted(alone, {"x": at["x"], "y": y}, support), _alone(query)
+            return alone.outer(alone.features(w["x"], part), w["y"], part)
+
+        start = at["y"] if copies > 1 else {k: v.unsqueeze(0) for k, v in at["y"].items()}
+        start = {k: v.repeat_interleave(num_tasks // copies, dim=0) for k, v in start.items()}
+        return copies * vmap(of_task)(start, batch.inner, batch.outer).mean()
 
     def predict(
         self, problem: ClientProblem, x: Params, y: Params, support: Any, query: Any

@@ -1,8 +1,12 @@
 """Conv4, ResNet-12 and ResNet-18 with batch-statistics norm."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +25,20 @@ def side_by_side(num_tasks: int) -> Iterator[None]:
         _num_tasks.reset(token)
 
 
+def has_kernels(images: Tensor) -> bool:
+    """Say whether norms of tasks side by side have kernels of their own: `rabo.models.kernels`.
+
+    RABO_KERNELS=reference turns them off.
+    """
+    on_gpu = images.is_cuda and images.dtype == torch.float32
+    return on_gpu and _num_tasks.get() > 1 and _triton_is_wanted()
+
+
+@cache
+def _triton_is_wanted() -> bool:
+    return os.environ.get("RABO_KERNELS") != "reference" and find_spec("triton") is not None
+
+
 class TaskNorm(nn.BatchNorm2d):
     """Batch norm, task by task where several are side by side.
 
@@ -32,6 +50,8 @@ class TaskNorm(nn.BatchNorm2d):
         tasks = _num_tasks.get()
         if tasks == 1:
             return super().forward(input)
+        if has_kernels(input):
+            return self.activated(input, slope=1.0)
         shape = (input.shape[0] // tasks, tasks * input.shape[1], *input.shape[2:])
         weight, bias = self.weight.repeat(tasks), self.bias.repeat(tasks)
         seen = input.reshape(shape)
@@ -39,13 +59,38 @@ class TaskNorm(nn.BatchNorm2d):
             input.shape
         )
 
+    def activated(self, input: Tensor, slope: float, beside: Tensor | None = None) -> Tensor:
+        """Return leaky(norm(input) + beside)."""
+        if has_kernels(input):
+            from rabo.models.kernels import normalise
 
-def norm(channels: int) -> nn.BatchNorm2d:
+            weight, bias, tasks = self.weight, self.bias, _num_tasks.get()
+            return normalise(input, beside, weight, bias, tasks, slope, self.eps)
+        out = self(input)
+        return F.leaky_relu(out if beside is None else out + beside, slope)
+
+
+def norm(channels: int) -> TaskNorm:
     """Normalise with the statistics of the batch: running ones do not average over widths."""
     return TaskNorm(channels, track_running_stats=False)
 
 
-class Conv4(nn.Sequential):
+class _Features(nn.Sequential):
+    """Layers on images, in the order in memory that suits their kernels."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(_channels_last(input) if has_kernels(input) else input)
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Lay images out so that layers see them as channels-last, those of one channel too."""
+    if images.shape[1] > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    size, width = images.shape[2] * images.shape[3], images.shape[3]
+    return images.contiguous().as_strided(images.shape, (size, 1, width, 1))
+
+
+class Conv4(_Features):
     """Four blocks of convolution, norm, ReLU and pooling; features are flattened."""
 
     def __init__(self, channels: int = 64, in_channels: int = 1):
@@ -74,16 +119,14 @@ class _Block12(nn.Module):
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        out = inputs
-        for i, (conv, normalise) in enumerate(zip(self.convs, self.norms, strict=True)):
-            out = normalise(conv(out))
-            if i < 2:
-                out = F.leaky_relu(out, 0.1)
-        out = out + self.shortcut_norm(self.shortcut(inputs))
-        return self.pool(F.leaky_relu(out, 0.1))
+        norms: Any = self.norms
+        beside = self.shortcut_norm(self.shortcut(inputs))
+        out = norms[0].activated(self.convs[0](inputs), 0.1)
+        out = norms[1].activated(self.convs[1](out), 0.1)
+        return self.pool(norms[2].activated(self.convs[2](out), 0.1, beside))
 
 
-class ResNet12(nn.Sequential):
+class ResNet12(_Features):
     """The few-shot backbone; features are averaged over space.
 
     64-160-320-640 channels by default; with 28x28 images the last block is 3x3 and not pooled.

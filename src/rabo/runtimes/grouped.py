@@ -71,6 +71,9 @@ class Together:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
 
+    def with_one_copy_each(self) -> "Together":
+        return Together([problem.with_one_copy_each() for problem in self.problems])
+
     @property
     def shape_key(self) -> Any:
         return self.number, self.problems[0].shape_key

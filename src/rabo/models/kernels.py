@@ -1,0 +1,275 @@
+"""Norm by tasks, a residual and leaky ReLU, in two passes over memory instead of five.
+
+Kernels for channels-last images on a GPU, in Triton. The images of all tasks lie in turn, as
+`side_by_side` has them: task t owns images t, t + T, t + 2T, ... A program sees one task, some
+channels and a share of the pixels: sums of all shares are added up where they are used.
+"""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false
+# (a kernel gets some of its numbers as one tuple, and its grid in brackets)
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHANNELS, PIXELS = 16, 256  # that a program sees at once
+WARPS = 8
+SHARES = 64  # of the pixels of a task, at most
+PROGRAMS = 1024  # that keep a GPU busy
+
+# numbers of which kernels are not made anew: they change from layer to layer
+_PLAIN = ["images", "tasks", "size", "share", "shares"]
+
+
+def normalise(
+    input: Tensor,
+    beside: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    tasks: int,
+    slope: float,
+    eps: float,
+) -> Tensor:
+    """Return leaky(norm(input) + beside), with the statistics of each task; differentiable once."""
+    return _normalise(input, beside, weight, bias, tasks, slope, eps)[0]
+
+
+@torch.library.custom_op(
+    "rabo::normalise",
+    mutates_args=(),
+    schema="(Tensor input, Tensor? beside, Tensor weight, Tensor bias, int tasks, float slope, "
+    "float eps) -> (Tensor, Tensor, Tensor)",
+)
+def _normalise(
+    input: Tensor,
+    beside: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    tasks: int,
+    slope: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is asked for, then means and inverse deviations by task and channel."""
+    input, weight, bias = _last(input), weight.contiguous(), bias.contiguous()
+    beside = None if beside is None else _last(beside)
+    grid, numbers, sums = _plan(input, tasks)
+    out = torch.empty_like(input)
+    mean, scale = (weight.new_empty(tasks, input.shape[1]) for _ in range(2))
+    _add_up[grid](input, sums, *numbers, CHANNELS, PIXELS, num_warps=WARPS)
+    _apply[grid](
+        input, beside, weight, bias, sums, out, mean, scale, slope, eps, *numbers,
+        beside is not None, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
+    )  # fmt: skip
+    return out, mean, scale
+
+
+@torch.library.custom_op(
+    "rabo::normalise_backward",
+    mutates_args=(),
+    schema="(Tensor slope_out, Tensor input, Tensor? out, Tensor weight, Tensor bias, Tensor mean, "
+    "Tensor scale, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward(
+    slope_out: Tensor,
+    input: Tensor,
+    out: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return slopes in input, beside, weight and bias; `out` is given where something is beside."""
+    tasks, has_beside = len(mean), out is not None
+    slope_out, input = _last(slope_out), _last(input)
+    weight, bias = weight.contiguous(), bias.contiguous()
+    grid, numbers, sums = _plan(input, tasks)
+    into, of_beside = torch.empty_like(input), input.new_empty(0)
+    if has_beside:
+        of_beside = torch.empty_like(input)
+    of_weight, of_bias = torch.empty_like(mean), torch.empty_like(mean)
+    given = (slope_out, input, out, weight, bias, mean, scale)
+    _add_up_slopes[grid](
+        *given, sums, slope, *numbers, has_beside, CHANNELS, PIXELS, num_warps=WARPS
+    )
+    _apply_slopes[grid](
+        *given, sums, into, of_beside, of_weight, of_bias, slope, *numbers,
+        has_beside, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
+    )  # fmt: skip
+    return into, of_beside, of_weight.sum(dim=0), of_bias.sum(dim=0)
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    input, beside, weight, bias, _, slope, _ = inputs
+    out, mean, scale = output
+    kept = None if beside is None else out  # its sign; without a residual it is computed again
+    ctx.save_for_backward(input, kept, weight, bias, mean, scale)
+    ctx.slope = slope
+
+
+def _pull_back(ctx: Any, slope_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    input, out, weight, bias, mean, scale = ctx.saved_tensors
+    found = _backward(slope_out, input, out, weight, bias, mean, scale, ctx.slope)
+    into, of_beside, of_weight, of_bias = found
+    return into, None if out is None else of_beside, of_weight, of_bias, None, None, None
+
+
+_normalise.register_autograd(_pull_back, setup_context=_keep)
+
+
+def _last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _plan(input: Tensor, tasks: int) -> tuple[tuple[int, ...], tuple[int, ...], Tensor]:
+    """Return the grid, the numbers that kernels get, and room for the sums of all shares."""
+    channels, size = input.shape[1], input.shape[2] * input.shape[3]
+    images = len(input) // tasks
+    blocks, pixels = -(-channels // CHANNELS), images * size
+    shares = min(SHARES, -(-PROGRAMS // (tasks * blocks)), -(-pixels // PIXELS))
+    share = -(-pixels // (shares * PIXELS)) * PIXELS
+    shares = -(-pixels // share)
+    sums = torch.empty(2 * shares * tasks * channels, dtype=torch.float32, device=input.device)
+    return (tasks, blocks, shares), (images, tasks, channels, size, share, shares), sums
+
+
+@triton.jit
+def _tile(start, end, t, c, tasks, channels, size, PIXELS: tl.constexpr):
+    """Return which of some pixels and channels there are, and where they lie."""
+    p = start + tl.arange(0, PIXELS)
+    row = ((p // size) * tasks + t) * size + p % size
+    inside = (p < end)[:, None] & (c < channels)[None, :]
+    return inside, row.to(tl.int64)[:, None] * channels + c[None, :]
+
+
+@triton.jit
+def _row(values, t, c, channels):
+    """Return one number per channel of a task, as a row."""
+    return tl.load(values + t * channels + c, mask=c < channels, other=0.0)[None, :]
+
+
+@triton.jit
+def _save(sums, first, second, share, t, c, tasks, channels):
+    into = sums + (share * tasks + t) * 2 * channels + c
+    tl.store(into, tl.sum(first, 0), mask=c < channels)
+    tl.store(into + channels, tl.sum(second, 0), mask=c < channels)
+
+
+@triton.jit
+def _total(sums, t, c, tasks, channels, shares, SHARES: tl.constexpr):
+    """Add up what all shares have saved."""
+    s = tl.arange(0, SHARES)
+    known = (s < shares)[:, None] & (c < channels)[None, :]
+    at = sums + (s[:, None] * tasks + t) * 2 * channels + c[None, :]
+    first = tl.sum(tl.load(at, mask=known, other=0.0), 0)
+    return first, tl.sum(tl.load(at + channels, mask=known, other=0.0), 0)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _add_up(
+    input, sums, images, tasks, channels, size, share, shares,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Add up pixels and their squares, from the first pixel of the task: no cancellation."""
+    t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    origin = _row(input, t * size, c, channels)
+    first = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    second = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, images * size)
+    for start in range(begin, end, PIXELS):
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
+        value = tl.where(inside, tl.load(input + at, mask=inside, other=0.0) - origin, 0.0)
+        first += value
+        second += value * value
+    _save(sums, first, second, tl.program_id(2), t, c, tasks, channels)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _apply(
+    input, beside, weight, bias, sums, out, mean, scale, slope, eps,
+    images, tasks, channels, size, share, shares,
+    BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    first, second = _total(sums, t, c, tasks, channels, shares, SHARES)
+    first, second = first / (images * size), second / (images * size)
+    inverse = 1 / tl.sqrt(tl.maximum(second - first * first, 0.0) + eps)[None, :]
+    centre = first[None, :] + _row(input, t * size, c, channels)
+    if tl.program_id(2) == 0:
+        into = t * channels + c[None, :]
+        tl.store(mean + into, centre, mask=(c < channels)[None, :])
+        tl.store(scale + into, inverse, mask=(c < channels)[None, :])
+    w = inverse * _row(weight, 0, c, channels)
+    b = _row(bias, 0, c, channels) - centre * w
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, images * size)
+    for start in range(begin, end, PIXELS):
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
+        value = tl.load(input + at, mask=inside, other=0.0) * w + b
+        if BESIDE:
+            value += tl.load(beside + at, mask=inside, other=0.0)
+        tl.store(out + at, tl.where(value > 0, value, value * slope), mask=inside)
+
+
+@triton.jit
+def _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE: tl.constexpr):
+    """Return the slope that comes through leaky ReLU, whose input has the sign of its output."""
+    value = tl.load(slope_out + at, mask=inside, other=0.0)
+    signed = unit * w + b
+    if BESIDE:
+        signed = tl.load(out + at, mask=inside, other=0.0)
+    return tl.where(signed > 0, value, value * slope)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _add_up_slopes(
+    slope_out, input, out, weight, bias, mean, scale, sums, slope,
+    images, tasks, channels, size, share, shares,
+    BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Add up slopes, and slopes times normalised pixels: the slopes in bias and weight."""
+    t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    centre, inverse = _row(mean, t, c, channels), _row(scale, t, c, channels)
+    w, b = _row(weight, 0, c, channels), _row(bias, 0, c, channels)
+    first = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    second = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, images * size)
+    for start in range(begin, end, PIXELS):
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
+        unit = (tl.load(input + at, mask=inside, other=0.0) - centre) * inverse
+        value = _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE)
+        first += value
+        second += value * unit
+    _save(sums, first, second, tl.program_id(2), t, c, tasks, channels)
+
+
+@triton.jit(do_not_specialize=_PLAIN)
+def _apply_slopes(
+    slope_out, input, out, weight, bias, mean, scale, sums,
+    into, of_beside, of_weight, of_bias, slope,
+    images, tasks, channels, size, share, shares,
+    BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
+    t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    first, second = _total(sums, t, c, tasks, channels, shares, SHARES)
+    if tl.program_id(2) == 0:
+        tl.store(of_bias + t * channels + c, first, mask=c < channels)
+        tl.store(of_weight + t * channels + c, second, mask=c < channels)
+    first, second = (first / (images * size))[None, :], (second / (images * size))[None, :]
+    centre, inverse = _row(mean, t, c, channels), _row(scale, t, c, channels)
+    w, b = _row(weight, 0, c, channels), _row(bias, 0, c, channels)
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, images * size)
+    for start in range(begin, end, PIXELS):
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
+        unit = (tl.load(input + at, mask=inside, other=0.0) - centre) * inverse
+        value = _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE)
+        if BESIDE:
+            tl.store(of_beside + at, value, mask=inside)
+        tl.store(into + at, w * inverse * (value - first - unit * second), mask=inside)

@@ -1,0 +1,118 @@
+"""Triton's interpreter runs the kernels of a GPU on a CPU; its compiler needs no GPU either."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rabo.models import convolutional
+from rabo.models.convolutional import Conv4, ResNet12, side_by_side
+
+triton = pytest.importorskip("triton")
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from rabo.models import kernels
+
+NUMBERS = {"slope": "fp32", "eps": "fp32"}
+NUMBERS |= dict.fromkeys(["images", "tasks", "channels", "size", "share", "shares"], "i32")
+for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
+    kernel = getattr(kernels, name)
+    for beside in (True, False) if "BESIDE" in kernel.arg_names else (True,):
+        fixed = {p: getattr(kernels, p, beside) for p in kernel.arg_names if p.isupper()}
+        types = {p: NUMBERS.get(p, "*fp32") for p in kernel.arg_names}
+        types |= dict.fromkeys(fixed, "constexpr")
+        source = ASTSource(kernel, types, {(list(types).index(p),): v for p, v in fixed.items()})
+        assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
+"""
+
+
+def reference(images, beside, weight, bias, tasks, slope, eps):
+    shape = (len(images) // tasks, tasks * images.shape[1], *images.shape[2:])
+    weight, bias = weight.repeat(tasks), bias.repeat(tasks)
+    out = F.batch_norm(images.reshape(shape), None, None, weight, bias, True, 0.0, eps)
+    out = out.reshape(images.shape)
+    return F.leaky_relu(out if beside is None else out + beside, slope)
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.1])
+@pytest.mark.parametrize("has_beside", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "tasks"),
+    [((12, 5, 6, 6), 4), ((4, 3, 3, 3), 2), ((20, 17, 3, 3), 4), ((6, 40, 1, 1), 2)],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
+    shape, tasks, has_beside, slope, layout, generator
+):
+    from rabo.models.kernels import normalise
+
+    draw = torch.randn(*shape, generator=generator), torch.randn(*shape, generator=generator)
+    images, beside = ((3 + 2 * t).contiguous(memory_format=layout) for t in draw)
+    weight, bias = torch.rand(shape[1], generator=generator) + 0.5, torch.randn(shape[1])
+    given = [images, beside, weight, bias] if has_beside else [images, weight, bias]
+
+    def apply(function, dtype):
+        leaves = [t.to(dtype).detach().requires_grad_() for t in given]
+        between = leaves[1] if has_beside else None
+        out = function(leaves[0], between, *leaves[-2:], tasks, slope, 1e-5)
+        towards = torch.cos(torch.arange(out.numel(), dtype=dtype)).reshape(shape)
+        return [out, *torch.autograd.grad(out, leaves, towards)]
+
+    for found, true in zip(
+        apply(normalise, torch.float32), apply(reference, torch.float64), strict=True
+    ):
+        torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-4)
+
+
+def test_a_large_mean_does_not_swallow_the_variance(generator):
+    from rabo.models.kernels import normalise
+
+    images = 1000 + torch.rand(8, 3, 5, 5, generator=generator)
+    ones, zeros = torch.ones(3), torch.zeros(3)
+    found = normalise(images, None, ones, zeros, 2, 1.0, 1e-5)
+    true = reference(images.double(), None, ones.double(), zeros.double(), 2, 1.0, 1e-5)
+    torch.testing.assert_close(found.double(), true, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("make", [lambda: ResNet12((3, 5, 6, 7)), lambda: Conv4(5)])
+def test_a_backbone_with_kernels_is_the_one_without(make, monkeypatch, generator):
+    backbone, tasks = make(), 2
+    images = torch.rand(tasks * 6, 1, 28, 28, generator=generator)
+
+    def found(has_kernels):
+        monkeypatch.setattr(convolutional, "has_kernels", lambda _: has_kernels)
+        with side_by_side(tasks):
+            z = backbone(images)
+        loss = (z * torch.cos(torch.arange(z.numel()).reshape(z.shape))).sum()
+        return [z, *torch.autograd.grad(loss, list(backbone.parameters()))]
+
+    for fast, plain in zip(found(True), found(False), strict=True):
+        torch.testing.assert_close(fast, plain, rtol=2e-3, atol=2e-3)
+
+
+def test_kernels_are_for_tasks_side_by_side_on_a_gpu():
+    images = torch.rand(4, 1, 28, 28)
+    with side_by_side(2):
+        assert not convolutional.has_kernels(images)
+
+
+def test_a_second_derivative_through_a_kernel_is_refused():
+    from rabo.models.kernels import normalise
+
+    images = torch.rand(4, 3, 2, 2, requires_grad=True)
+    out = normalise(images, None, torch.ones(3), torch.zeros(3), 2, 0.1, 1e-5)
+    [slope] = torch.autograd.grad(out.square().sum(), images, create_graph=True)
+    with pytest.raises(RuntimeError, match="autograd formula"):
+        torch.autograd.grad(slope.sum(), images)
+
+
+def test_kernels_compile_for_a_gpu(tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    del environment["TRITON_INTERPRET"]
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

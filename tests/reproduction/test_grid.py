@@ -150,6 +150,15 @@ def test_grids_read_what_tuning_has_chosen_and_tuning_does_not(tmp_path):
         assert run.experiment.algorithm_options.get("alpha") != 7.0
 
 
+def test_a_setting_may_have_its_own_tuning_for_some_methods(tmp_path):
+    tuned = tmp_path / "tuned.json"
+    chosen = {"few-shot": {"rabo": {"alpha": 7.0}, "oap": {"beta": 5.0}}}
+    tuned.write_text(json.dumps({**chosen, "few-shot-20": {"oap": {"beta": 3.0}}}))
+    for run in load_grid("table-1", tuned).runs(Changes(seeds=1, only=["*/rabo/*", "*/oap/*"])):
+        own = {"beta": 3.0 if run.setting.startswith("20") else 5.0}
+        assert run.experiment.algorithm_options == ({"alpha": 7.0} if run.method == "rabo" else own)
+
+
 def test_what_is_asked_for_wins_over_the_file():
     changes = Changes(rounds=7, seeds=2, device="cpu", task_options={"channels": 8, "queries": 3})
     runs = load_grid("table-1").runs(changes)

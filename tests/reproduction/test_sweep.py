@@ -110,7 +110,9 @@ def test_a_run_that_is_not_what_the_grid_asks_for_is_not_collected(tmp_path):
 
 def test_a_run_that_diverges_is_on_record_and_the_others_go_on(tmp_path):
     changes, said = replace(SMALL, seeds=1), []
-    grid = replace(load_grid(NAME), tuned={"literal": {"alpha": 1e200}})
+    grid = load_grid(NAME)
+    wild = {"own": {"literal": {"alpha": 1e200}}}
+    grid = replace(grid, content={**grid.content, "tuned": "own"}, tuned=wild)
     assert sweep(grid.runs(changes), tmp_path, say=said.append) == 0
     assert "diverged" in said[0]
     assert "gradient norm" in said[1]

@@ -1,7 +1,8 @@
 """The grid of an experiment: frozen JSON files become named runs.
 
 A file has what all runs share (`experiment`), `settings` and `methods`, each with what it changes
-(`run`), and the paper's numbers. `extends` names a file that it adds to, `runs` one whose runs it
+(`run`), and the paper's numbers. `tuned` names the family of settings that tuning has chosen; a
+setting may have one of its own, for methods that were tuned for it. `extends` names a file that it adds to, `runs` one whose runs it
 shows.
 """
 
@@ -58,7 +59,7 @@ class Grid:
 
     name: str
     content: Mapping[str, Any]
-    tuned: Mapping[str, Mapping[str, Any]]  # method -> algorithm options
+    tuned: Mapping[str, Mapping[str, Mapping[str, Any]]]  # family -> method -> algorithm options
 
     @property
     def runs_of(self) -> str:
@@ -89,7 +90,7 @@ class Grid:
         own_setting, own_method = self.settings[setting], self.methods(setting)[method]
         options = merge(
             self.content["experiment"],
-            {"algorithm_options": self.tuned.get(method, {})},
+            {"algorithm_options": self._chosen_by_tuning(own_setting, method)},
             own_setting.get("run", {}),
             own_method.get("run", {}),
         )
@@ -99,6 +100,15 @@ class Grid:
         options = {"evaluate_every": max(1, rounds // EVALUATIONS), **options, **own}
         folder = own_setting.get("folder", f"{self.runs_of}/{setting}")
         return Run(setting, method, Experiment(**options), f"{folder}/{method}/seed-{seed}")
+
+
+    def _chosen_by_tuning(self, setting: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+        """Return what was chosen for a setting that has its own tuning, else for all."""
+        if "candidates" in self.content:
+            return {}
+        families = [where["tuned"] for where in (self.content, setting) if "tuned" in where]
+        known = [chosen[method] for f in families if method in (chosen := self.tuned.get(f, {}))]
+        return known[-1] if known else {}
 
 
 def _as_options(task: str, changes: Changes) -> dict[str, Any]:
@@ -141,10 +151,9 @@ def load_grid(name: str, tuned: Path | None = None, folder: Path | None = None) 
     content = _read(name, folder)
     path = tuned or folder / TUNED
     chosen = json.loads(path.read_text()) if path.exists() else {}
-    family = {} if "candidates" in content else chosen.get(content.get("tuned", ""), {})
     if "candidates" in content:
         content = _with_candidates(content)
-    return Grid(name, content, family)
+    return Grid(name, content, chosen)
 
 
 def _read(name: str, folder: Path) -> dict[str, Any]:

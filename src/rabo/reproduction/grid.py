@@ -2,8 +2,8 @@
 
 A file has what all runs share (`experiment`), `settings` and `methods`, each with what it changes
 (`run`), and the paper's numbers. `tuned` names the family of settings that tuning has chosen; a
-setting may have one of its own, for methods that were tuned for it. `extends` names a file that it adds to, `runs` one whose runs it
-shows.
+setting may have one of its own, for methods that were tuned for it. `extends` names a file that it
+adds to, `runs` one whose runs it shows.
 """
 
 import json
@@ -100,7 +100,6 @@ class Grid:
         options = {"evaluate_every": max(1, rounds // EVALUATIONS), **options, **own}
         folder = own_setting.get("folder", f"{self.runs_of}/{setting}")
         return Run(setting, method, Experiment(**options), f"{folder}/{method}/seed-{seed}")
-
 
     def _chosen_by_tuning(self, setting: Mapping[str, Any], method: str) -> Mapping[str, Any]:
         """Return what was chosen for a setting that has its own tuning, else for all."""

@@ -36,7 +36,7 @@ def _say(text: str) -> None:
 
 def _parameters() -> list[inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
-    name = Annotated[str, typer.Argument()]
+    name = Annotated[str, typer.Argument(help="which experiment")]
     found = [inspect.Parameter("name", kind, annotation=name)]
     for option, plain, default, text in options_of(Request):
         plain = list[str] if default == [] else plain

@@ -69,6 +69,84 @@ def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
         torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-4)
 
 
+def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(monkeypatch, generator):
+    from rabo.models import kernels
+
+    monkeypatch.setattr(kernels, "PIXELS", 8)
+    monkeypatch.setattr(kernels, "SHARES", 4)  # of 45 pixels: two tiles each
+    images = torch.randn(10, 3, 3, 3, generator=generator).requires_grad_()
+    ones, zeros = torch.ones(3), torch.zeros(3)
+    towards = torch.cos(torch.arange(images.numel(), dtype=torch.float32)).reshape(images.shape)
+    found, true = (
+        [out, *torch.autograd.grad(out, [images], towards)]
+        for out in (
+            f(images, None, ones, zeros, 2, 0.1, 1e-5) for f in (kernels.normalise, reference)
+        )
+    )
+    for a, b in zip(found, true, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which is numpy
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e25])
+def test_what_is_not_finite_stays_so(wrong):
+    from rabo.models.kernels import normalise
+
+    images = torch.rand(4, 2, 3, 3)
+    images[1, 0, 1, 1] = wrong
+    out = normalise(images, None, torch.ones(2), torch.zeros(2), 2, 0.1, 1e-5)
+    assert not out[1::2, 0].isfinite().all()
+    assert out[::2].isfinite().all(), "the other task has nothing to do with it"
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 2, 2), (0, 3, 2, 2), (2, 3, 1, 1)])
+def test_images_that_do_not_fit_the_tasks_are_refused(shape):
+    from rabo.models.kernels import normalise
+
+    with pytest.raises(ValueError, match="multiple of 2 tasks"):
+        normalise(torch.rand(shape), None, torch.ones(3), torch.ones(3), 2, 1.0, 1e-5)
+
+
+def test_what_is_beside_must_have_the_shape_of_the_images():
+    from rabo.models.kernels import normalise
+
+    images, ones = torch.rand(4, 3, 2, 2), torch.ones(3)
+    with pytest.raises(ValueError, match="beside must have the shape"):
+        normalise(images, torch.rand(4, 3, 1, 1), ones, ones, 2, 1.0, 1e-5)
+
+
+def test_where_kernels_do_not_run_the_usual_layers_are_used_and_it_is_said(monkeypatch):
+    from rabo.models import kernels
+
+    def fail(*_):
+        raise RuntimeError("no compiler")
+
+    convolutional._kernels_run.cache_clear()
+    assert convolutional._kernels_run(torch.device("cpu"))
+    convolutional._kernels_run.cache_clear()
+    monkeypatch.setattr(kernels, "normalise", fail)
+    with pytest.warns(UserWarning, match=r"do not run here \(RuntimeError: no compiler\)"):
+        assert not convolutional._kernels_run(torch.device("cpu"))
+    convolutional._kernels_run.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.func, in itself
+def test_derivatives_that_kernels_do_not_have_take_the_usual_layers():
+    seen = []
+
+    def watch(t):
+        seen.append(convolutional._is_transformed())
+        return t.sum()
+
+    watch(torch.ones(2))
+    torch.func.grad(watch)(torch.ones(2))
+    torch.func.jvp(watch, (torch.ones(2),), (torch.ones(2),))
+    torch.func.vmap(watch)(torch.ones(2, 2))
+    with torch.autograd.forward_ad.dual_level():
+        watch(torch.ones(2))
+    assert seen == [False, True, True, True, True]
+
+
 def test_a_large_mean_does_not_swallow_the_variance(generator):
     from rabo.models.kernels import normalise
 

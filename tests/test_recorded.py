@@ -215,10 +215,17 @@ def test_a_mask_of_single_entries_is_not_taken_for_the_whole_model_of_earlier_ro
             assert torch.equal(value, getattr(fast.state, level)[name]), (level, name)
 
 
-def test_work_that_trains_x_on_the_client_is_done_alone():
-    static = ALGORITHMS["static"](levels="both", beta=0.1, num_inner_steps=2)
-    plain, _, _ = run(InProcess, few_shot(), static)
-    fast, _, runtime = run(Grouped, few_shot(), static)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ALGORITHMS["static"](levels="both", beta=0.1, num_inner_steps=2),
+        DistMAML(num_inner_steps=2, adapt_steps=1, adapt_rate=0.1),
+    ],
+    ids=["static", "dist-maml"],
+)
+def test_work_that_trains_x_on_the_client_is_done_alone(algorithm):
+    plain, _, _ = run(InProcess, few_shot(), algorithm)
+    fast, _, runtime = run(Grouped, few_shot(), algorithm)
     assert {len(clients) for clients, _ in runtime._kept} == {1}
     assert all(torch.equal(v, fast.state.x[k]) for k, v in plain.state.x.items())
 

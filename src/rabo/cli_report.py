@@ -21,12 +21,22 @@ def report(
     ] = None,
 ) -> None:
     """Write one page about runs that any browser shows, without a network."""
-    page = (out or Path(commonpath([run.absolute() for run in runs])) / "report.html").absolute()
+    page = out or _beside(runs)
     found = guarded(lambda: write_report(runs, page), page)
     told = count_of(len(found), "run")
-    console.print(f"written: {page} ({told})", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"written: {page.resolve()} ({told})", markup=False, highlight=False, soft_wrap=True
+    )
     lost = sum(bool(run.missing) for run in found)
     if lost:
         console.print(
             f"files are missing in {lost} of {told}; the page says which", highlight=False
         )
+
+
+def _beside(runs: list[Path]) -> Path:
+    """Return a page in the folder that holds all runs, or here where they share none."""
+    try:
+        return Path(commonpath([run.resolve() for run in runs])) / "report.html"
+    except ValueError:  # on two drives
+        return Path("report.html")

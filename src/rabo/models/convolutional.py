@@ -1,6 +1,7 @@
 """Conv4, ResNet-12 and ResNet-18 with batch-statistics norm."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 _num_tasks: ContextVar[int] = ContextVar("num_tasks", default=1)
 
@@ -31,12 +33,34 @@ def has_kernels(images: Tensor) -> bool:
     RABO_KERNELS=reference turns them off.
     """
     on_gpu = images.is_cuda and images.dtype == torch.float32
-    return on_gpu and _num_tasks.get() > 1 and _triton_is_wanted()
+    return on_gpu and _num_tasks.get() > 1 and not _is_transformed() and _kernels_run(images.device)
+
+
+def _is_transformed() -> bool:
+    """Say whether derivatives are taken that kernels do not have: by torch.func, or forwards."""
+    transformed = torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
+    return transformed or forward_ad._current_level >= 0
 
 
 @cache
-def _triton_is_wanted() -> bool:
-    return os.environ.get("RABO_KERNELS") != "reference" and find_spec("triton") is not None
+def _kernels_run(device: torch.device) -> bool:
+    """Try a kernel: Triton compiles it when it is first used, and needs a C compiler for that."""
+    if os.environ.get("RABO_KERNELS") == "reference" or find_spec("triton") is None:
+        return False
+    from rabo.models.kernels import normalise
+
+    try:
+        images, ones = torch.rand(4, 2, 2, 2, device=device), torch.ones(2, device=device)
+        normalise(images, None, ones, ones, 2, 1.0, 1e-5)
+    except Exception as error:
+        warnings.warn(
+            f"kernels for norms do not run here ({type(error).__name__}: {error}); the usual "
+            "layers are used, which are slower. Install a C compiler (gcc), or set "
+            "RABO_KERNELS=reference to go on without this warning",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 class TaskNorm(nn.BatchNorm2d):

@@ -35,6 +35,16 @@ def normalise(
     eps: float,
 ) -> Tensor:
     """Return leaky(norm(input) + beside), with the statistics of each task; differentiable once."""
+    if len(input) % tasks or input.numel() <= tasks * input.shape[1]:
+        raise ValueError(
+            f"images must be a multiple of {tasks} tasks, with more than one value per channel of "
+            f"a task, got shape {tuple(input.shape)}"
+        )
+    if beside is not None and beside.shape != input.shape:
+        raise ValueError(
+            f"beside must have the shape of the images, {tuple(input.shape)}, got "
+            f"{tuple(beside.shape)}"
+        )
     return _normalise(input, beside, weight, bias, tasks, slope, eps)[0]
 
 
@@ -174,7 +184,9 @@ def _add_up(
     input, sums, images, tasks, channels, size, share, shares,
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Add up pixels and their squares, from the first pixel of the task: no cancellation."""
+    """Add up pixels and their squares, from the first pixel of the task, which takes a large mean
+    away before it is squared.
+    """
     t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     origin = _row(input, t * size, c, channels)
     first = tl.zeros([PIXELS, CHANNELS], tl.float32)
@@ -198,19 +210,21 @@ def _apply(
     t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     first, second = _total(sums, t, c, tasks, channels, shares, SHARES)
     first, second = first / (images * size), second / (images * size)
-    inverse = 1 / tl.sqrt(tl.maximum(second - first * first, 0.0) + eps)[None, :]
+    # NaN stays NaN: what diverges must be seen
+    variance = tl.maximum(second - first * first, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    inverse = 1 / tl.sqrt(variance + eps)[None, :]
     centre = first[None, :] + _row(input, t * size, c, channels)
     if tl.program_id(2) == 0:
         into = t * channels + c[None, :]
         tl.store(mean + into, centre, mask=(c < channels)[None, :])
         tl.store(scale + into, inverse, mask=(c < channels)[None, :])
-    w = inverse * _row(weight, 0, c, channels)
-    b = _row(bias, 0, c, channels) - centre * w
+    w, b = _row(weight, 0, c, channels), _row(bias, 0, c, channels)
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, images * size)
     for start in range(begin, end, PIXELS):
         inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
-        value = tl.load(input + at, mask=inside, other=0.0) * w + b
+        unit = (tl.load(input + at, mask=inside, other=0.0) - centre) * inverse
+        value = unit * w + b
         if BESIDE:
             value += tl.load(beside + at, mask=inside, other=0.0)
         tl.store(out + at, tl.where(value > 0, value, value * slope), mask=inside)

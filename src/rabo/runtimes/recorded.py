@@ -46,9 +46,6 @@ class Recorded:
         while asked := list(islice(remaining, SIDE_BY_SIDE)):
             groups = self._groups(work, asked)
             started = [self._start(work, *group) for group in groups]
-            for each in started:
-                if each.recording is not None:
-                    each.recording.draw_ahead(each.task)
             replies: dict[int, Reply] = {}
             for each, reply in zip(started, _finish(work, started), strict=True):
                 cost = self._cost_of_one(work, each, reply.cost)
@@ -210,7 +207,6 @@ class StaticLocal(Local):
     drawn: dict[str | int, _Batches] = field(default_factory=dict)
     costs: dict[Any, Cost] = field(default_factory=dict)  # of work that was measured
     recordings: dict[Any, "_Recording | None"] = field(default_factory=dict)  # None: not possible
-    ahead: dict[str | int, tuple[int, Batch]] = field(default_factory=dict)  # of a later round
     used: dict[str | int, None] = field(default_factory=dict)  # purposes that work drew for
     has_drawn_itself: bool = False  # numbers that a recording would repeat
     is_loaded: bool = False  # this round's data are in their places
@@ -243,23 +239,13 @@ class StaticLocal(Local):
         """Fill a static batch with this round's data; say whether it has the shape for that."""
         held = self.drawn[purpose]
         if held.round != task.round and not held.constant:
-            round, new = self.ahead.pop(purpose, (None, held.batch))
-            if round != task.round:
-                new = self.fresh(task, purpose)
+            new = self.fresh(task, purpose)
             if shapes(new) != shapes(held.batch):
                 self.has_changing_batches = True
                 return False
             copy_tree(held.batch, new)
         held.round = task.round
         return True
-
-    def draw_ahead(self, task: Task, purposes: Iterable[str | int]) -> None:
-        """Draw the next round's data, while the device is busy with this round's."""
-        after = task._replace(round=task.round + 1)
-        for purpose in purposes:
-            round, _ = self.ahead.get(purpose, (None, None))
-            if round != after.round and not self.drawn[purpose].constant:
-                self.ahead[purpose] = after.round, self.fresh(after, purpose)
 
     def recording(self, work: Work, task: Task, most: _Most) -> "_Recording | None":
         """Return a recording of work that has been measured, made now if there is none."""
@@ -307,12 +293,6 @@ class _Recording:
             self.local.is_loaded = False
         self.local.memory.update(self.memory)
         return self
-
-    def draw_ahead(self, task: Task) -> None:
-        """Draw the next round's data while the device is busy: during a client's longest work."""
-        others = [r.cost.multiply_adds for r in self.local.recordings.values() if r is not None]
-        if self.cost.multiply_adds == max(others):
-            self.local.draw_ahead(task, self.purposes)
 
 
 def _record(

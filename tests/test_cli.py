@@ -19,6 +19,10 @@ def call(*arguments):
     return runner.invoke(app, [str(a) for a in arguments])
 
 
+def test_the_version_is_told():
+    assert call("--version").output.startswith("rabo ")
+
+
 def test_a_run_writes_its_folder_with_all_that_a_reader_needs(tmp_path):
     out = tmp_path / "run"
     done = call("run", "quadratic", "--clients", 3, "--rounds", 5, "--seed", 1, "--out", out)

@@ -29,6 +29,27 @@ def test_a_model_with_statistics_survives_the_way_through_a_file(tmp_path):
     )  # batches do not mix
 
 
+def test_norms_without_statistics_in_the_file_go_on_with_those_of_batches(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    save_tensors(tmp_path / "x.safetensors", dict(net.named_parameters()), {})
+    loaded = rabo.load_model(tmp_path / "x.safetensors", nn.Sequential(*map(type_of, net)))
+    batch = 5 + torch.randn(6, 3)
+    torch.testing.assert_close(loaded(batch), net.train()(batch))
+
+
+def type_of(layer):
+    return nn.BatchNorm1d(4) if isinstance(layer, nn.BatchNorm1d) else nn.Linear(3, 4)
+
+
+def test_the_same_model_is_the_same_file(tmp_path):
+    about = {str(i): "text" for i in range(20)}
+    for name in ("a", "b"):
+        order = reversed(about.items()) if name == "b" else about.items()
+        save_tensors(tmp_path / name, {"w": torch.ones(3)}, dict(order))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_a_run_exports_what_was_trained_and_zeros_elsewhere(tmp_path):
     options = {"backbone": "conv4", "channels": "4", "tasks": 1, "queries": 2, "test_tasks": 1}
     experiment = Experiment(

@@ -104,18 +104,32 @@ def tree_problem(**kwargs):
     )
 
 
+def frozen():
+    layer = nn.Linear(2, 2)
+    layer.weight.requires_grad_(False)
+    return rabo.Problem(inner=hopeless, outer=hopeless, x=layer, y={"y": torch.ones(2)})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: rabo.solve([]), "at least one client"),
+        (lambda: rabo.solve(client()), "must be a list of clients, .* got a single Client"),
+        (lambda: rabo.solve([tree_problem()]), "got a list of ClientProblem"),
         (lambda: client(capacity=0.0), r"must lie in \(0, 1\]"),
         (lambda: client(capacity=1.5), r"must lie in \(0, 1\]"),
         (lambda: client(capacity=[]), "at least one entry"),
         (lambda: client(capacity=[1.0, -1.0]), r"must lie in \(0, 1\]"),
         (lambda: at_round(lambda q: 2.0, 0), r"must lie in \(0, 1\]"),
+        (lambda: at_round(lambda q: None, 0), r"must lie in \(0, 1\] .* got None"),
+        (lambda: Budget(), "must have a limit"),
         (lambda: Budget(memory=0), "must be positive"),
         (lambda: Budget(memory="lots"), "must look like 512MB"),
         (lambda: rabo.solve([client()], rounds=0), "rounds must be"),
+        (lambda: rabo.solve([client()], rounds=2.5), "whole number"),
+        (lambda: rabo.solve([client()], round=2), "Did you mean 'rounds'"),
+        (lambda: rabo.solve([client()], beta="automatic"), "Did you mean 'auto'"),
+        (lambda: frozen(), "x.weight must be trained, got a frozen parameter"),
         (lambda: rabo.solve([client()], participation=0), "participation must lie"),
         (lambda: rabo.solve([client()], evaluate_every=0), "evaluate_every must be"),
         (lambda: rabo.solve([client()], algorithm="rabbo"), "Did you mean 'rabo'"),
@@ -151,6 +165,19 @@ def test_a_loss_that_is_not_finite_names_client_and_round(value):
     clients = [rabo.Client(problem.on(inner=i == 1, outer=i == 1)) for i in range(2)]
     with pytest.raises(rabo.ClientError, match="client 1 failed in round 1"):
         rabo.solve(clients, rounds=2, beta=0.1)
+
+
+def test_an_outer_loss_that_is_not_finite_is_named():
+    def outer(x, y, data):
+        return (y["y"] * data).sum()
+
+    def inner(x, y, data):
+        return (y["y"] - x["x"]).square().sum()
+
+    problem = rabo.Problem(inner=inner, outer=outer, x={"x": torch.ones(2)}, y={"y": torch.ones(2)})
+    wrong = problem.on(inner=None, outer=torch.tensor([1.0, torch.inf]))
+    with pytest.raises(rabo.ClientError, match="the outer loss is inf"):
+        rabo.solve([rabo.Client(wrong)], rounds=1, beta=0.1)
 
 
 def test_a_loss_of_the_wrong_shape_is_named():

@@ -21,7 +21,14 @@ from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_report import report
 from rabo.cli_reproduce import Reproduce, reproduce
-from rabo.experiment import Experiment, parse_option, recorded_experiment, resume, run
+from rabo.experiment import (
+    Experiment,
+    parse_option,
+    recorded_experiment,
+    resume,
+    run,
+    versions,
+)
 from rabo.hypergradients import ESTIMATORS
 from rabo.live import view_of
 from rabo.masks import POLICIES
@@ -77,6 +84,34 @@ if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app
 
     app.add_typer(flower_app, name="flower")
+else:
+
+    @app.command(
+        "flower",
+        epilog="Example: pip install 'rabo[flower]'",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def flower_is_missing() -> None:
+        """Federations on real machines (needs rabo[flower])."""
+        errors.print("error: federations need flwr: pip install 'rabo[flower]'", markup=False)
+        raise typer.Exit(2)
+
+
+def _print_version(wished: bool) -> None:
+    if wished:
+        _say(", ".join(f"{name} {number}" for name, number in versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="print the version and stop", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None: ...
 
 
 def _option(text: str, names: tuple[str, ...] = ()) -> Any:
@@ -168,7 +203,8 @@ def _follow(
     def work() -> Result:
         writers = writers_of(folder, tensorboard, mlflow)
         if not quiet:
-            _say(f"{experiment.task} · {experiment.algorithm}: making data and clients")
+            what = f"{experiment.task} · {experiment.algorithm}"
+            _say(f"{what}: making data and clients, for {folder}")
         return train([*view_of(console, quiet), *writers])
 
     return guarded(work, folder, f"; to go on: rabo resume {shlex.quote(str(folder))}{given}")

@@ -1,6 +1,7 @@
 """Trained parameters as files and modules that work without this package's training loop."""
 
 import copy
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -30,16 +31,18 @@ def with_statistics(module: nn.Module, params: Params, batches: Iterable[Tensor]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors and some text about them as safetensors."""
+    """Write tensors and some text about them as safetensors: the same bytes for the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, dict(about))
+    text = {"about": json.dumps(dict(about), sort_keys=True)}  # several entries have no order there
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path, text)
 
 
 def load_model(path: str | Path, module: nn.Module) -> nn.Module:
     """Copy a module with the parameters of an exported file, ready to be used.
 
-    Norm layers get the file's statistics where it has them, and else go on with those of their
-    batches. The module must have the shape that was trained: that of the full model.
+    Norm layers get the file's statistics where it has them, and else use those of every batch that
+    they see, as in training: give them batches, not single inputs. The module must have the shape
+    that was trained: that of the full model.
     """
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder; give its x.safetensors or y.safetensors")
@@ -59,7 +62,10 @@ def load_model(path: str | Path, module: nn.Module) -> nn.Module:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             mean = tensors.get(f"{name}.running_mean")
-            if mean is not None:
+            if mean is None:
+                layer.track_running_stats = False
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+            else:
                 _track(layer)
                 layer.running_mean = mean.to(layer.weight.device)
                 layer.running_var = tensors[f"{name}.running_var"].to(layer.weight.device)

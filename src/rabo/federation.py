@@ -48,6 +48,12 @@ class Federation:
         privacy: Privacy | None = None,
     ):
         """Make a federation; to compare costs with the full model's, rounds of it are run here."""
+        if isinstance(clients, Client) or (clients and not isinstance(clients[0], Client)):
+            kind = type(clients if isinstance(clients, Client) else clients[0]).__name__
+            raise ValueError(
+                "clients must be a list of clients, each rabo.Client(problem.on(...), capacity), "
+                f"got {'a list of ' if kind != 'Client' else 'a single '}{kind}"
+            )
         if not clients:
             raise ValueError("there must be at least one client, got an empty list")
         if not 0 < participation <= 1:
@@ -86,8 +92,8 @@ class Federation:
 
     def run(self, rounds: int) -> Iterator[Round]:
         """Yield one record per round; the state advances as the iteration does."""
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        if not isinstance(rounds, int) or rounds < 1:
+            raise ValueError(f"rounds must be a whole number of at least 1, got {rounds}")
         last = self.state.round + rounds
         if self.state.round == 0:
             self._prepare()
@@ -252,7 +258,8 @@ class Federation:
         if narrow and not self.channels.units:
             raise ValueError(
                 f"client {narrow[0]} asks for less than the full model, but nothing of this "
-                "problem can be cut: make x or y a module, or name their axes (axes=)"
+                "problem can be cut: make x or y a module with linear layers or convolutions (a "
+                "recurrent layer is kept whole), or name their axes (axes=)"
             )
 
 

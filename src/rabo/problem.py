@@ -213,6 +213,12 @@ class Problem:
                         f"{level}.{name} must be a tensor of floating point numbers, got {kind}; "
                         "convert it: torch.as_tensor(value, dtype=torch.float32)"
                     )
+                if isinstance(part, nn.Module) and not value.requires_grad:
+                    raise ValueError(
+                        f"{level}.{name} must be trained, got a frozen parameter "
+                        "(requires_grad=False); make it a buffer (register_buffer), or let the "
+                        "losses apply what is frozen"
+                    )
         object.__setattr__(self, "definition", _Definition(self))
 
     def on(self, *, inner: Any, outer: Any) -> "ClientProblem":

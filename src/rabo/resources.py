@@ -31,6 +31,8 @@ class Budget:
     traffic: int | str | None = None  # bytes per round, both directions
 
     def __post_init__(self) -> None:
+        if not self.limits():
+            raise ValueError("a budget must have a limit, got none; give memory='512MB', say")
         for name, limit in self.limits().items():
             if limit <= 0:
                 raise ValueError(f"a budget must be positive, got {name} = {limit}")
@@ -61,8 +63,10 @@ Resources: TypeAlias = Now | Sequence[Now] | Callable[[int], Now]
 
 
 def check_capacity(capacity: float) -> float:
-    if not 0 < capacity <= 1:
-        raise ValueError(f"a capacity must lie in (0, 1] (a fraction of the width), got {capacity}")
+    if not isinstance(capacity, (int, float)) or not 0 < capacity <= 1:
+        raise ValueError(
+            f"a capacity must lie in (0, 1] (a fraction of the width), got {capacity!r}"
+        )
     return float(capacity)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 from rabo.aggregation import Aggregate
@@ -47,8 +48,9 @@ def _made(option: str, value: Any) -> Any:
         return value
     name, own = (value, {}) if isinstance(value, str) else (value.get("name", ""), dict(value))
     own.pop("name", None)
+    known = {**NAMED[option], **({"auto": None} if option == "beta" else {})}
     try:
-        return lookup(option, name, NAMED[option])(**own)
+        return lookup(option, name, known)(**own)
     except TypeError as error:
         raise ValueError(f"{option} {name} must be given options that it has: {error}") from error
 
@@ -69,6 +71,11 @@ def solve(
     **options: Any,
 ) -> Result:
     """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
+    if isinstance(algorithm, str):
+        kind = lookup("algorithm", algorithm, ALGORITHMS)
+        known = {option.name for option in fields(kind)} | signature(solve).parameters.keys()
+        for name in options:
+            lookup(f"option of solve with {algorithm}", name, dict.fromkeys(known - {"options"}))
     federation = Federation(
         clients,
         make_algorithm(algorithm, **options),

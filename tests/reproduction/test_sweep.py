@@ -141,3 +141,5 @@ def test_a_request_runs_collects_and_says_what_is_left(tmp_path):
     assert (tmp_path / NAME / "table.md").exists()
     with pytest.raises(ValueError, match="K/N"):
         replace(asked, part="3/2").perform()
+    with pytest.raises(ValueError, match="only must match some run, such as erratum-"):
+        replace(asked, only=["foo/*"]).perform()

@@ -135,6 +135,7 @@ class View:
         y, part = y.detach().requires_grad_(), self.batch.outer
         with one_realisation(self.problem, self._seed):
             loss = self.problem.outer(self.problem.features(self.x, part), self._tree(y), part)
+        check_loss("outer", loss)
         slopes = gradient(loss, [y, *self.x.values()])
         return slopes[0], slopes[1:]
 
@@ -181,7 +182,8 @@ def check_loss(level: str, loss: Tensor) -> None:
     if can_read(loss) and not is_finite(loss):
         raise NonFiniteError(
             f"the {level} loss is {float(loss.detach())} where the work starts; check the loss "
-            "and the data, or reduce the step sizes if it was finite in earlier rounds"
+            "and the data or, if it was finite in earlier rounds, reduce the step sizes, or "
+            "measure the curvature for beta='auto' more often (calibrate_every=1)"
         )
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,8 +58,11 @@ def reproduce(
     """
     begun, left = clock(), 0
     tuned = tuned or experiments_folder() / TUNED
-    for each in expand(name):
-        grid = load_grid(each, tuned)
+    grids = [load_grid(each, tuned) for each in expand(name)]
+    if not any(grid.runs(changes) for grid in grids):
+        some = grids[0].runs(replace(changes, only=()))[0].name
+        raise ValueError(f"only must match some run, such as {some}, got {list(changes.only)}")
+    for grid in grids:
         if not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)
             do = partial(measure_estimators, grid) if "estimators" in grid.content else sweep

@@ -12,6 +12,8 @@ from rabo.comparison import confidence
 from rabo.reproduction.grid import Changes, Grid, Run
 from rabo.reproduction.sweep import differences, is_done
 
+MOST_NAMED = 3  # folders, in a message
+
 
 @dataclass(frozen=True)
 class Record:
@@ -92,8 +94,10 @@ def check_asked_for(grid: Grid, records: Sequence[Record]) -> None:
     other = {record.run.folder: differences(record.run, record.config) for record in records}
     named = [f"{folder} (another {', '.join(own)})" for folder, own in other.items() if own]
     if named:
+        first = "; ".join(named[:MOST_NAMED])
+        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         raise ValueError(
-            f"{grid.name} asks for other runs than {'; '.join(named)}; remove these folders and "
+            f"{grid.name} asks for other runs than {first}{more}; remove these folders and "
             f"run `rabo reproduce {grid.name}` again, or give the options that they were run with"
         )
 

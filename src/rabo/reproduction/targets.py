@@ -211,10 +211,10 @@ def _two(values: Sequence[float]) -> str:
 
 def targets_table(results: Results, reasons: Mapping[str, str]) -> str:
     """Return all verdicts, those of a target together, and why some are missed if it is known."""
-    lines = ["| target | setting | ours | |", "|---|---|---|---|"]
+    lines = ["| target | setting | ours | verdict |", "|---|---|---|---|"]
     missed = []
     for target, own in groupby(verdicts(results), key=lambda verdict: verdict.target):
-        named = target
+        named = target.replace("*", r"\*")
         for outcome, some in groupby(own, key=lambda verdict: verdict.outcome):
             missed += [target] if outcome == MISSED else []
             for found in _joined(list(some)) if outcome == WAITING else some:

@@ -189,9 +189,10 @@ def _figure(chart: Chart, i: int) -> str:
     )
     content = content.replace("<", "\\u003c")  # nothing in it can end the script
     title, about = escape(chart.title), escape(chart.about)
+    height = f"height: {chart.layout['height']:.0f}px"  # its own: plotly fits charts to their place
     return (
         f'<figure><h3>{title}</h3><div class="chart" role="img" aria-label="{title}: {about}" '
-        f'data-figure="figure-{i}"></div><figcaption>{about}</figcaption>'
+        f'style="{height}" data-figure="figure-{i}"></div><figcaption>{about}</figcaption>'
         f'<script type="application/json" id="figure-{i}">{content}</script></figure>'
     )
 

@@ -163,7 +163,7 @@ def test_nodes_say_whom_they_join(tmp_path, monkeypatch):
     ("command", "said", "then"),
     [
         ("run", ["recorded in /r/q"], "the run goes on at the server"),
-        ("up", ["recorded in /r/q"], """kept in /r/q; to go on: rabo flower up {folder} -- """),
+        ("up", ["recorded in /r/q"], "kept in /r/q; to go on:\n  rabo flower up {folder} -- "),
         ("up", [], "stopped before the run began"),
     ],
 )

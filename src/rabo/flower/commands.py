@@ -113,11 +113,19 @@ def run(folder: Folder, options: Options = None) -> None:
     """Run the app on the federation: `flwr run`, with what this trial needs set."""
     _guarded(lambda: launch.check_app(folder))
     _guarded(lambda: launch.check_connection(folder))
-    _run(folder, options or [], lambda _: "the run goes on at the server; Ctrl-C there ends it")
+    try:
+        _run(folder, options or [])
+    except _Stopped:
+        typer.echo("the run goes on at the server; Ctrl-C there ends it", err=True)
+        raise typer.Exit(130) from None
 
 
-def _run(folder: Path, options: Sequence[str], stopped: Callable[[str], str]) -> None:
-    """Show a run until it ends; on Ctrl-C, say what becomes of what is recorded in a folder."""
+class _Stopped(Exception):
+    """Ctrl-C while a run was shown; says where it is recorded, if it has said so."""
+
+
+def _run(folder: Path, options: Sequence[str]) -> None:
+    """Show a run until it ends."""
     command = launch.run_command(folder, options)
     is_finished, out = False, ""
     try:
@@ -126,8 +134,7 @@ def _run(folder: Path, options: Sequence[str], stopped: Callable[[str], str]) ->
             is_finished = is_finished or launch.FINISHED in line
             out = out or line.partition(launch.RECORDED)[2].strip()
     except KeyboardInterrupt:
-        typer.echo(stopped(out), err=True)
-        raise typer.Exit(130) from None
+        raise _Stopped(out) from None
     if not is_finished:
         typer.echo(
             "error: the run was not finished; the reason is above. If no server answers, start it "
@@ -155,18 +162,22 @@ def up(
     if not insecure:
         _guarded(lambda: _make_missing(folder, clients))
     port = launch.free_port()
-    with _children() as children:
-        _guarded(lambda: _serve(children, folder, "127.0.0.1", port, insecure))
-        address = f"127.0.0.1:{port}"
-        _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
-        _run(folder, options or [], lambda out: _stopped(folder, out))
+    try:
+        with _children() as children:
+            _guarded(lambda: _serve(children, folder, "127.0.0.1", port, insecure))
+            address = f"127.0.0.1:{port}"
+            _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
+            _run(folder, options or [])
+    except _Stopped as stopped:  # said last, after what ending processes say
+        typer.echo(_how_to_go_on(folder, str(stopped)), err=True)
+        raise typer.Exit(130) from None
 
 
-def _stopped(folder: Path, out: str) -> str:
+def _how_to_go_on(folder: Path, out: str) -> str:
     if not out:
         return "stopped before the run began"
     again = f"""rabo flower up {folder} -- --run-config 'out="{out}" resume=true'"""
-    return f"stopped; what was reached is kept in {out}; to go on: {again}"
+    return f"stopped; what was reached is kept in {out}; to go on:\n  {again}"
 
 
 def _make_missing(folder: Path, clients: int) -> list[Path]:

@@ -120,7 +120,7 @@ def run(folder: Folder, options: Options = None) -> None:
         raise typer.Exit(130) from None
 
 
-class _Stopped(Exception):
+class _Stopped(KeyboardInterrupt):
     """Ctrl-C while a run was shown; says where it is recorded, if it has said so."""
 
 

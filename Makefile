@@ -29,7 +29,7 @@ test: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo 'open site/index.html'
+	@echo 'open site/index.html; its search needs a server: $(BIN)/mkdocs serve'
 
 bench: $(READY)
 	$(BIN)/rabo bench

@@ -118,6 +118,31 @@ def test_the_heat_map_of_channels_has_a_row_for_each_and_a_column_for_each_evalu
     assert y.layout["yaxis"]["ticktext"] == ["from x.3"]  # the features that join x to y
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"), [([1, 1], "by 1 client in"), ([5], "by 5 clients"), ([1, 5], "by 1 to 5 c")]
+)
+def test_how_many_trained_a_channel_is_said_once(counts, said):
+    [chart] = coverage_charts(Run("r", "r", Path(), coverage=[{"round": 0, "x": {"x": counts}}]))
+    assert f"trained {said}" in chart.about
+
+
+def test_runs_of_different_tasks_name_their_results_and_lengths_are_drawn_by_their_powers():
+    def run(name, *values):
+        rounds = [{"round": i, "metrics": {name: value}} for i, value in enumerate(values)]
+        return Run(name, name, Path(), rounds=rounds)
+
+    runs = [run("accuracy", 0.5), run("gradient_norm", 1e-3, 1e-6, 0.0)]
+    page = Page(page_of(runs, "/* */"))
+    assert "accuracy 0.5" in page.text
+    assert "gradient norm 1e-06" in Page(page_of([runs[0], run("gradient_norm", 1e-6)], "")).text
+    assert "gradient norm 1e-06" not in Page(page_of([run("gradient_norm", 1e-6)], "")).text
+    accuracy, norm = headline_charts(runs)[0], headline_charts(runs)[3]
+    assert accuracy.layout["yaxis"]["type"] == "linear"
+    assert norm.layout["yaxis"]["type"] == "log"
+    assert norm.layout["yaxis"]["exponentformat"] == "power"
+    assert norm.data[0]["y"] == [1e-3, 1e-6]
+
+
 @given(st.lists(st.integers(1, 1500), min_size=1, max_size=5))
 def test_many_channels_share_rows_and_keep_their_mean(sizes):
     layers = {f"x.{i}": [k % 7 for k in range(size)] for i, size in enumerate(sizes)}

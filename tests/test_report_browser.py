@@ -44,6 +44,21 @@ const cut = [...document.querySelectorAll('.chart')].flatMap((chart) => [
 ]);
 return [...beyond, ...cut].map((node) => node.outerHTML.slice(0, 200));
 """
+# charts that are not as high as what is drawn in them, and figures that lie over others
+MISPLACED = """
+const box = (node) => node.getBoundingClientRect();
+const charts = [...document.querySelectorAll('.chart')].filter(
+  (chart) => Math.abs(box(chart).height - box(chart.querySelector('svg')).height) > 1
+    || box(chart).height < 180);
+const figures = [...document.querySelectorAll('figure')];
+const over = (a, b) => box(a).left < box(b).right - 1 && box(b).left < box(a).right - 1
+  && box(a).top < box(b).bottom - 1 && box(b).top < box(a).bottom - 1;
+const parts = figures.flatMap((figure, i) => figures.slice(i + 1).filter((b) => over(figure, b)));
+const captions = figures.filter((figure) => figure.querySelector('svg')
+  && box(figure.querySelector('svg')).bottom > box(figure.querySelector('figcaption')).top + 1);
+return [...charts, ...parts, ...captions].map((node) => node.outerHTML.slice(0, 200));
+"""
+WIDTHS = "return [...document.querySelectorAll('.chart svg')].map((svg) => svg.clientWidth)"
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +133,19 @@ def test_the_page_fits_a_phone(browser, page, width, before):
     assert browser.execute_script("return innerWidth") == width
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     assert browser.execute_script(TOO_WIDE) == []
+
+
+def test_charts_keep_their_height_when_the_window_changes(browser, page):
+    show(browser, page)
+    assert browser.execute_script(MISPLACED) == []
+    for width in (1000, 400, 1200):
+        before = browser.execute_script(WIDTHS)
+        resize(browser, width, 900)
+        WebDriverWait(browser, 30).until(
+            lambda driver, before=before: driver.execute_script(WIDTHS) != before
+        )
+        WebDriverWait(browser, 30).until(lambda driver: not driver.execute_script(TOO_WIDE))
+        assert browser.execute_script(MISPLACED) == [], width
 
 
 def test_nothing_leaves_the_page_and_nothing_of_a_file_runs(browser, page):

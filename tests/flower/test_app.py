@@ -16,7 +16,7 @@ from grids import FakeGrid
 from typer.testing import CliRunner
 
 from rabo.experiment import Experiment
-from rabo.flower import app
+from rabo.flower import app, commands, launch
 from rabo.flower.app import client_app, server_app
 from rabo.flower.commands import app as flower
 from rabo.flower.launch import TEMPLATE, Children
@@ -151,8 +151,48 @@ def test_a_run_ends_with_what_was_reached_and_where_it_is(tmp_path, monkeypatch)
 
 def test_nodes_say_whom_they_join(tmp_path, monkeypatch):
     monkeypatch.setattr(Children, "start", lambda *_: None)
-    done = CliRunner().invoke(flower, ["nodes", str(tmp_path), "--clients", "2", "--port", "7"])
+    words = ["nodes", str(tmp_path), "--clients", "2", "--port", "7"]
+    done = CliRunner().invoke(flower, [*words, "--insecure"])
     assert "clients 0 to 1: joining 127.0.0.1:7 (PLAIN)" in done.output
+    done = CliRunner().invoke(flower, words)
+    assert done.exit_code == 1
+    assert "ca.pem is missing: copy it from the server" in done.output
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "then"),
+    [
+        ("run", ["recorded in /r/q"], "the run goes on at the server"),
+        ("up", ["recorded in /r/q"], "kept in /r/q; to go on:\n  rabo flower up {folder} -- "),
+        ("up", [], "stopped before the run began"),
+    ],
+)
+def test_ctrl_c_says_what_becomes_of_the_run(tmp_path, monkeypatch, command, said, then):
+    def stream(*_):
+        yield from said
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "_serve", lambda *_: None)
+    monkeypatch.setattr(commands, "_join", lambda *_: None)
+    monkeypatch.setattr(launch, "stream", stream)
+    launch.new_app(tmp_path)
+    launch.connect(tmp_path, "127.0.0.1:7", plain=True)
+    done = CliRunner().invoke(flower, [command, str(tmp_path)])
+    assert done.exit_code == 130
+    assert then.format(folder=tmp_path) in done.output
+    assert ("the run goes on" in done.output) == (command == "run")
+
+
+def test_a_folder_without_an_app_is_not_written_to(tmp_path):
+    for command in ("run", "up"):
+        done = CliRunner().invoke(flower, [command, str(tmp_path / "typo")])
+        assert done.exit_code == 1
+        assert "has no app: run `rabo flower new" in done.output
+        assert list(tmp_path.iterdir()) == []
+    launch.new_app(tmp_path)
+    done = CliRunner().invoke(flower, ["run", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "start it with `rabo flower server" in done.output
 
 
 def test_a_message_that_no_algorithm_sends_is_refused():

@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from typer.testing import CliRunner
 
 from rabo.cli import app
+from rabo.flower import launch
 from rabo.flower.credentials import is_loopback, make_certificates, make_keys
-from rabo.flower.launch import is_plain, new_app, node_command, server_command
+from rabo.flower.launch import Children, check_node, new_app, node_command, server_command
 
 RUN = CliRunner()
 
@@ -87,17 +88,34 @@ def test_the_authority_signs_nothing_else(tmp_path):
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("ca") and p.suffix == ".key"]
 
 
-def test_plain_text_is_for_loopback_unless_asked_for(tmp_path):
-    assert is_plain(tmp_path, "127.0.0.1", insecure=False)
-    assert is_plain(tmp_path, "192.0.2.7", insecure=True)
-    for host in ("0.0.0.0", "192.0.2.7", "lab.example.org"):
-        with pytest.raises(ValueError, match="has no certificates"):
-            is_plain(tmp_path, host, insecure=False)
-    result = RUN.invoke(app, ["flower", "server", str(tmp_path), "--host", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "lab.example.org"])
+def test_a_server_without_certificates_is_refused_unless_asked_for(tmp_path, monkeypatch, host):
+    started = []
+    monkeypatch.setattr(Children, "start", lambda _, command, *more: started.append(command))
+    monkeypatch.setattr(launch, "wait_for_port", lambda *_: None)
+    words = ["flower", "server", str(tmp_path / "trial"), "--host", host]
+    result = RUN.invoke(app, words)
     assert result.exit_code == 1
-    assert "has no certificates" in result.output
+    assert "has no certificates: run" in result.output
+    assert f"`rabo flower keys {tmp_path / 'trial'}`, or give --insecure" in result.output
+    assert ("rabo flower certificates" in result.output) == (not is_loopback(host))
+    assert started == list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(Children, "wait", lambda _: 0)
+    monkeypatch.setattr(Children, "__exit__", lambda *_: None)
+    assert "PLAIN" in RUN.invoke(app, [*words, "--insecure"]).output
+    assert "--insecure" in started[0]
+
+
+def test_a_node_needs_the_authority_and_its_own_key_and_nothing_else(tmp_path):
     make_certificates(tmp_path)
-    assert not is_plain(tmp_path, "127.0.0.1", insecure=False)
+    make_keys(tmp_path, 2)
+    there = tmp_path / "there"
+    (there / "keys").mkdir(parents=True)
+    for name in ("ca.pem", "keys/client-1"):
+        (there / name).write_bytes((tmp_path / name).read_bytes())
+    check_node(there, 1)
+    with pytest.raises(ValueError, match="client-0 is missing"):
+        check_node(there, 0)
     assert is_loopback("::1")
     assert not is_loopback("10.0.0.1")
 

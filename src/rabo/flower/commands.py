@@ -52,9 +52,7 @@ def keys(
     folder: Folder, clients: Annotated[int, typer.Option(help="number of clients", min=1)] = 3
 ) -> None:
     """Make a key for every client, and certificates if there are none; keep what is there."""
-    if not has_certificates(folder):
-        make_certificates(folder)
-    paths = _guarded(lambda: make_keys(folder, clients))
+    paths = _guarded(lambda: _make_missing(folder, clients))
     typer.echo(f"{paths[0].parent}/client-I goes to the machine of client I, and nowhere else")
 
 
@@ -113,15 +111,30 @@ def nodes(
 )
 def run(folder: Folder, options: Options = None) -> None:
     """Run the app on the federation: `flwr run`, with what this trial needs set."""
-    command = launch.run_command(folder, options or [])
-    is_finished = False
+    _guarded(lambda: launch.check_app(folder))
+    _guarded(lambda: launch.check_connection(folder))
+    try:
+        _run(folder, options or [])
+    except _Stopped:
+        typer.echo("the run goes on at the server; Ctrl-C there ends it", err=True)
+        raise typer.Exit(130) from None
+
+
+class _Stopped(KeyboardInterrupt):
+    """Ctrl-C while a run was shown; says where it is recorded, if it has said so."""
+
+
+def _run(folder: Path, options: Sequence[str]) -> None:
+    """Show a run until it ends."""
+    command = launch.run_command(folder, options)
+    is_finished, out = False, ""
     try:
         for line in launch.stream(command, launch.environment(folder)):
             typer.echo(line, nl=False)
             is_finished = is_finished or launch.FINISHED in line
+            out = out or line.partition(launch.RECORDED)[2].strip()
     except KeyboardInterrupt:
-        typer.echo("the run goes on at the server; Ctrl-C there ends it", err=True)
-        raise typer.Exit(130) from None
+        raise _Stopped(out) from None
     if not is_finished:
         typer.echo(
             "error: the run was not finished; the reason is above. If no server answers, start it "
@@ -141,17 +154,41 @@ def up(
     clients: Annotated[int, typer.Option(help="number of clients", min=1)] = 3,
     insecure: Insecure = False,
 ) -> None:
-    """Start a server and nodes on this machine, run the app once, and end them all."""
+    """Start a server and nodes on this machine, run the app once, and end them all.
+
+    Certificates and keys that are missing are made.
+    """
+    _guarded(lambda: launch.check_app(folder))
+    if not insecure:
+        _guarded(lambda: _make_missing(folder, clients))
     port = launch.free_port()
-    with _children() as children:
-        _guarded(lambda: _serve(children, folder, "127.0.0.1", port, insecure))
-        address = f"127.0.0.1:{port}"
-        _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
-        run(folder, options)
+    try:
+        with _children() as children:
+            _guarded(lambda: _serve(children, folder, "127.0.0.1", port, insecure))
+            address = f"127.0.0.1:{port}"
+            _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
+            _run(folder, options or [])
+    except _Stopped as stopped:  # said last, after what ending processes say
+        typer.echo(_how_to_go_on(folder, str(stopped)), err=True)
+        raise typer.Exit(130) from None
 
 
-def _serve(children: Children, folder: Path, host: str, port: int, insecure: bool) -> None:
-    plain = launch.is_plain(folder, host, insecure)
+def _how_to_go_on(folder: Path, out: str) -> str:
+    if not out:
+        return "stopped before the run began"
+    again = f"""rabo flower up {folder} -- --run-config 'out="{out}" resume=true'"""
+    return f"stopped; what was reached is kept in {out}; to go on:\n  {again}"
+
+
+def _make_missing(folder: Path, clients: int) -> list[Path]:
+    if not has_certificates(folder):
+        make_certificates(folder)
+    return make_keys(folder, clients)
+
+
+def _serve(children: Children, folder: Path, host: str, port: int, plain: bool) -> None:
+    if not plain:
+        launch.check_server(folder, host)
     here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     launch.connect(folder, f"{here}:{port}", plain)
     command = launch.server_command(folder, host, port, plain)
@@ -169,16 +206,11 @@ def _join(
     clients: Sequence[int],
     address: str,
     config: str,
-    insecure: bool,
+    plain: bool,
 ) -> None:
-    plain = launch.is_plain(folder, address.rpartition(":")[0], insecure)
     for client in clients:
-        key = launch.key_of(folder, client)
-        if not plain and not key.exists():
-            raise ValueError(
-                f"{key} is missing: make it on the server with `rabo flower keys {folder} "
-                f"--clients {client + 1}`, start the server again, and copy the key here"
-            )
+        if not plain:
+            launch.check_node(folder, client)
         command = launch.node_command(folder, client, address, plain, config)
         children.start(command, launch.environment(folder))
     who = f"client {clients[0]}" if len(clients) == 1 else f"clients 0 to {clients[-1]}"

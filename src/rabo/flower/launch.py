@@ -18,6 +18,7 @@ APP = "app"
 HOME = ".flower"  # what Flower's command line keeps, in the folder of the trial
 NAME = "trial"  # of the connection to the server, in Flower's words
 FINISHED = "the run is finished"  # what the app of the server says at last
+RECORDED = "recorded in "  # and at first, before the folder of the run
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -41,18 +42,37 @@ def new_app(folder: Path) -> Path:
     return folder / APP
 
 
-def is_plain(folder: Path, host: str, insecure: bool) -> bool:
-    """Say whether to go without TLS: on loopback, or where it is asked for."""
-    if insecure:
-        return True
-    if has_certificates(folder):
-        return False
-    if not is_loopback(host):
+def check_server(folder: Path, host: str) -> None:
+    """Refuse to serve without certificates: plain text must be asked for."""
+    if not has_certificates(folder):
+        named = "" if is_loopback(host) else f"`rabo flower certificates {folder} --host NAME` and "
         raise ValueError(
-            f"{folder} has no certificates, and {host} can be reached from other machines: make "
-            f"them with `rabo flower certificates {folder} --host {host}`, or ask for --insecure"
+            f"{folder} has no certificates: run {named}`rabo flower keys {folder}`, "
+            "or give --insecure"
         )
-    return True
+
+
+def check_node(folder: Path, client: int) -> None:
+    """Refuse to join without the authority of the server and a key of one's own."""
+    ca, key = folder / CA, key_of(folder, client)
+    if not ca.exists():
+        raise ValueError(f"{ca} is missing: copy it from the server, or give --insecure")
+    if not key.exists():
+        raise ValueError(
+            f"{key} is missing: make it on the server with `rabo flower keys {folder} "
+            f"--clients {client + 1}`, start the server again, and copy the key here"
+        )
+
+
+def check_app(folder: Path) -> None:
+    if not (folder / APP).is_dir():
+        raise ValueError(f"{folder} has no app: run `rabo flower new {folder}`")
+
+
+def check_connection(folder: Path) -> None:
+    """Refuse to run where Flower's command line was not told of a server."""
+    if not (Path(environment(folder)["FLWR_HOME"]) / "config.toml").exists():
+        raise ValueError(f"{folder} has had no server: start it with `rabo flower server {folder}`")
 
 
 def server_command(folder: Path, host: str, port: int, plain: bool) -> list[str]:

@@ -71,7 +71,9 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
     layout["height"] = max(300, min(640, 140 + 2 * len(rows), 140 + 60 * len(layers)))
     about = f"Channels: {sum(layers.values())}, layers: {len(layers)}, evaluations: {len(columns)}"
     if cells:
-        about += f"; trained by {min(cells):.3g} to {max(cells):.3g} clients in a round"
+        least, most = f"{min(cells):.3g}", f"{max(cells):.3g}"
+        span = most if least == most else f"{least} to {most}"
+        about += f"; trained by {span} client{'' if span == '1' else 's'} in a round"
     return Chart(f"who trained the channels of {level}", f"{about}.", data, layout)
 
 

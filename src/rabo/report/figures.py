@@ -32,7 +32,8 @@ def layout_of(x: str, y: str, x_type: str = "linear", y_type: str = "linear") ->
 
 
 def _axis(title: str, kind: str) -> dict[str, Any]:
-    numbers = {} if kind == "category" else {"exponentformat": "SI"}
+    written = {"linear": "SI", "log": "power"}  # 2k, and 10⁻⁶ rather than 1µ
+    numbers = {"exponentformat": written[kind]} if kind in written else {}
     return {"title": {"text": plain(title)}, "type": kind, "automargin": True, **numbers}
 
 

@@ -91,18 +91,21 @@ def page_of(runs: Sequence[Run], plotly: str) -> str:
 
 def _headline_table(runs: Sequence[Run]) -> str:
     names = {run.headline for run in runs if run.headline}
-    result = words(names.pop()) if len(names) == 1 else "result"
+    result = words(*names) if len(names) == 1 else "result"
     costs, coverage = ("multiply-adds", "bytes"), ("coverage of x", "coverage of y")
     heads = ("run", "algorithm", result, *costs, *coverage, "status")
-    return _table(heads, [_headline_row(run) for run in runs], "headline numbers")
+    rows = [_headline_row(run, is_named=len(names) > 1) for run in runs]
+    return _table(heads, rows, "headline numbers")
 
 
-def _headline_row(run: Run) -> list[str]:
+def _headline_row(run: Run, is_named: bool) -> list[str]:
     metrics = {n: v for done in run.rounds for n, v in mapping(done, "metrics").items()}
     metrics |= mapping(run.summary, "metrics")
     value, interval = number(metrics, run.headline), number(metrics, "interval")
     reached = "–" if value is None else f"{value:.4g}"
     reached += f" ± {interval:.2g}" if value is not None and interval is not None else ""
+    if is_named and value is not None:
+        reached = f"{words(run.headline)} {reached}"
     last = run.rounds[-1] if run.rounds else {}
     cost = mapping(run.summary, "cost") or mapping(last, "total")
     share = mapping(run.summary, "relative_cost") or mapping(last, "relative_cost")
@@ -189,9 +192,10 @@ def _figure(chart: Chart, i: int) -> str:
     )
     content = content.replace("<", "\\u003c")  # nothing in it can end the script
     title, about = escape(chart.title), escape(chart.about)
+    height = f"height: {chart.layout['height']:.0f}px"  # its own: plotly fits charts to their place
     return (
         f'<figure><h3>{title}</h3><div class="chart" role="img" aria-label="{title}: {about}" '
-        f'data-figure="figure-{i}"></div><figcaption>{about}</figcaption>'
+        f'style="{height}" data-figure="figure-{i}"></div><figcaption>{about}</figcaption>'
         f'<script type="application/json" id="figure-{i}">{content}</script></figure>'
     )
 

@@ -17,7 +17,9 @@ from rabo.report.runs import Run, mapping, number, numbers
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MOST_NAMED = 6  # runs that a description names
+LENGTHS = ("norm", "distance")  # metrics that fall by orders of magnitude
 Axis: TypeAlias = Callable[[Run], Mapping[int, float]]
+Points: TypeAlias = Sequence[tuple[float, float]]
 
 
 def headline_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -27,7 +29,10 @@ def headline_charts(runs: Sequence[Run]) -> list[Chart]:
     for name in dict.fromkeys(run.headline for run in runs):
         for axis, spent in axes.items():
             lines = [(r, _points(r, name, spent) if r.headline == name else []) for r in runs]
-            charts.append(_lines(f"{words(name)} against {axis}", axis, words(name), lines))
+            title, scale = f"{words(name)} against {axis}", "linear"
+            if name.endswith(LENGTHS):
+                lines, scale = _positive(lines), "log"
+            charts.append(_lines(title, axis, words(name), lines, scale))
     return [chart for chart in charts if chart.data]
 
 
@@ -38,7 +43,7 @@ def hypergradient_charts(runs: Sequence[Run]) -> list[Chart]:
         ("hypergradient_norm", "norm of the hypergradient"),
         ("residual", "residual of the hypergradient"),
     ):
-        lines = [(run, [(x, y) for x, y in _points(run, name, _rounds) if y > 0]) for run in runs]
+        lines = _positive([(run, _points(run, name, _rounds)) for run in runs])
         charts.append(_lines(title, "rounds", words(name), lines, scale="log", at="round"))
     return [chart for chart in charts if chart.data]
 
@@ -77,6 +82,11 @@ def loss_charts(run: Run) -> list[Chart]:
     return charts
 
 
+def _positive(lines: Sequence[tuple[Run, Points]]) -> list[tuple[Run, Points]]:
+    """Leave out what a logarithm cannot show."""
+    return [(run, [(x, y) for x, y in points if y > 0]) for run, points in lines]
+
+
 def _points(run: Run, name: str, axis: Axis) -> list[tuple[float, float]]:
     along = axis(run)
     return [(along[done["round"]], value) for done, value in run.curve(name)]
@@ -107,7 +117,7 @@ def _lines(
     title: str,
     x: str,
     y: str,
-    lines: Sequence[tuple[Run, Sequence[tuple[float, float]]]],
+    lines: Sequence[tuple[Run, Points]],
     scale: str = "linear",
     at: str = "evaluation",
 ) -> Chart:
@@ -151,7 +161,7 @@ def _lines(
     return Chart(title, "; ".join(ends[:MOST_NAMED]) + more + ".", data, layout)
 
 
-def _in_words(name: str, points: Sequence[tuple[float, float]], at: str) -> str:
+def _in_words(name: str, points: Points, at: str) -> str:
     (_, first), (_, last) = points[0], points[-1]
     if len(points) == 1:
         return f"{name}: {last:.3g} (one {at})"

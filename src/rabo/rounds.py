@@ -83,10 +83,10 @@ class Snapshot(NamedTuple):
 class Result:
     """The solution and its price."""
 
-    x: Params
-    y: Params
-    state: State
-    history: Sequence[Round]
+    x: Params = field(repr=False)
+    y: Params = field(repr=False)
+    state: State = field(repr=False)
+    history: Sequence[Round] = field(repr=False)
     cost: Cost
     full_cost: Cost  # of the same rounds with the full model
     coverage: Mapping[str, float]

@@ -218,7 +218,7 @@ def test_a_value_that_is_not_finite_is_raised_not_returned(estimator):
         x={"x": torch.ones(2)},
         y={"y": torch.ones(2)},
     ).on(inner=None, outer=None)
-    with pytest.raises(rabo.NonFiniteError, match="NaN or infinite|outer loss is nan"):
+    with pytest.raises(rabo.NonFiniteError, match=r"NaN or infinite|outer loss is nan"):
         estimator(problem, *problem.start(), problem.data)
 
 

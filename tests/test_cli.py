@@ -1,5 +1,4 @@
 import json
-import runpy
 import shlex
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from rabo import cli, cli_reproduce
+from rabo import cli
 from rabo.cli import app
 from watchers import OnRound
 
@@ -21,6 +20,22 @@ def call(*arguments):
 
 def test_the_version_is_told():
     assert call("--version").output.startswith("rabo ")
+
+
+WITHOUT_FLOWER = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "flwr" else find(name, *more)
+from rabo.cli import app
+sys.argv = ["rabo", "flower", "new", "trial", "--clients", "3"]
+app()
+"""
+
+
+def test_without_flower_its_command_says_what_to_install():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FLOWER], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'rabo[flower]'" in done.stderr
 
 
 def test_a_run_writes_its_folder_with_all_that_a_reader_needs(tmp_path):
@@ -243,8 +258,3 @@ def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
     assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1
     assert call(*asked, "--rounds", 0, "--out", tmp_path / "none").exit_code == 1
     assert "study-errata" in call("reproduce", "--help").output
-
-
-def test_experiments_are_read_when_help_asks_for_them_and_not_at_import(monkeypatch):
-    monkeypatch.setattr("rabo.reproduction.request.known", lambda: pytest.fail("read at import"))
-    runpy.run_path(cli_reproduce.__file__)

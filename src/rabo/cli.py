@@ -20,7 +20,7 @@ from rabo.algorithms import ALGORITHMS
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_report import report
-from rabo.cli_reproduce import Reproduce, reproduce
+from rabo.cli_reproduce import reproduce
 from rabo.experiment import (
     Experiment,
     parse_option,
@@ -77,9 +77,7 @@ app.add_typer(compare_app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 app.command(epilog="Example: rabo report runs/first")(report)
-app.command(cls=Reproduce, epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(
-    reproduce
-)
+app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app
 

@@ -4,18 +4,9 @@ import inspect
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from rabo.reproduction.request import Request, known, options_of
 from rabo.terminal import console, guarded
-
-
-class Reproduce(TyperCommand):
-    """Reads which experiments there are when help is asked for, and not before."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self.params[0].help = known()  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
 
 
 def reproduce(**options: Any) -> None:
@@ -36,7 +27,7 @@ def _say(text: str) -> None:
 
 def _parameters() -> list[inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
-    name = Annotated[str, typer.Argument(help="which experiment")]
+    name = Annotated[str, typer.Argument(help=known())]
     found = [inspect.Parameter("name", kind, annotation=name)]
     for option, plain, default, text in options_of(Request):
         plain = list[str] if default == [] else plain

@@ -181,11 +181,12 @@ def moved(federation):
     ("algorithm", "tolerance"),
     [
         (RABO(num_inner_steps=4, momentum=0.8, calibrate_every=2), 1e-4),
+        (RABO(num_inner_steps=2, beta=0.1, warm_up=3), 1e-4),  # some work begins in groups
         (RAFBO(num_inner_steps=4), 3e-3),  # differences, whose step is that of the group
         (FedMBO(num_inner_steps=3, num_terms=3), 1e-4),
         (DistMAML(num_inner_steps=1, adapt_steps=2, adapt_rate=0.1), 1e-4),
     ],
-    ids=["rabo", "rafbo", "fedmbo", "dist-maml"],
+    ids=["rabo", "late", "rafbo", "fedmbo", "dist-maml"],
 )
 def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
     # with this penalty systems are well conditioned, and rounding is not amplified

@@ -80,12 +80,20 @@ class Recorded:
         return _Started(clients, task, reply)
 
     def _cost_of_one(self, work: Work, started: "_Started", cost: Cost) -> Cost:
-        """Return what one of some clients that work together would have spent alone."""
+        """Return what one of some clients that work together has spent when it was alone.
+
+        Work that none has done alone yet, because it begins later, is shared: its peak of memory is
+        then a little low, by what all hold in common.
+        """
         number = len(started.clients)
         if number == 1:
             return cost
         shape = self.problems[started.clients[0]].shape_key
-        alone = self._alone[_key(work, started.task), started.task.cut.widths, shape]
+        share = cost._replace(
+            multiply_adds=cost.multiply_adds // number,
+            peak_memory_bytes=cost.peak_memory_bytes // number,
+        )
+        alone = self._alone.get((_key(work, started.task), started.task.cut.widths, shape), share)
         return alone._replace(seconds=cost.seconds / number)
 
     def _local(self, clients: tuple[int, ...], task: Task) -> Local:

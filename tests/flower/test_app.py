@@ -163,7 +163,12 @@ def test_nodes_say_whom_they_join(tmp_path, monkeypatch):
     ("command", "said", "then"),
     [
         ("run", ["recorded in /r/q"], "the run goes on at the server"),
-        ("up", ["recorded in /r/q"], "kept in /r/q; to go on:\n  rabo flower up {folder} -- "),
+        (
+            "up",
+            ["recorded in /r/q"],
+            "kept in /r/q; to go on:\n  rabo flower up {folder} -- --run-config rounds=8 "
+            "--run-config 'out=\"/r/q\" resume=true'",
+        ),
         ("up", [], "stopped before the run began"),
     ],
 )
@@ -177,7 +182,8 @@ def test_ctrl_c_says_what_becomes_of_the_run(tmp_path, monkeypatch, command, sai
     monkeypatch.setattr(launch, "stream", stream)
     launch.new_app(tmp_path)
     launch.connect(tmp_path, "127.0.0.1:7", plain=True)
-    done = CliRunner().invoke(flower, [command, str(tmp_path)])
+    given = [command, str(tmp_path), "--", "--run-config", "rounds=8"]
+    done = CliRunner().invoke(flower, given)
     assert done.exit_code == 130
     assert then.format(folder=tmp_path) in done.output
     assert ("the run goes on" in done.output) == (command == "run")

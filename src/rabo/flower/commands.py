@@ -1,5 +1,6 @@
 """`rabo flower ...`: from nothing to a federation; parse, call, print."""
 
+import shlex
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -169,14 +170,15 @@ def up(
             _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
             _run(folder, options or [])
     except _Stopped as stopped:  # said last, after what ending processes say
-        typer.echo(_how_to_go_on(folder, str(stopped)), err=True)
+        typer.echo(_how_to_go_on(folder, str(stopped), options or []), err=True)
         raise typer.Exit(130) from None
 
 
-def _how_to_go_on(folder: Path, out: str) -> str:
+def _how_to_go_on(folder: Path, out: str, options: Sequence[str]) -> str:
     if not out:
         return "stopped before the run began"
-    again = f"""rabo flower up {folder} -- --run-config 'out="{out}" resume=true'"""
+    given = [*options, "--run-config", f'out="{out}" resume=true']
+    again = f"rabo flower up {shlex.quote(str(folder))} -- {shlex.join(given)}"
     return f"stopped; what was reached is kept in {out}; to go on:\n  {again}"
 
 

@@ -20,14 +20,16 @@ from rabo.models import kernels
 
 NUMBERS = {"slope": "fp32", "eps": "fp32"}
 NUMBERS |= dict.fromkeys(["images", "tasks", "channels", "size", "share", "shares"], "i32")
+IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
     kernel = getattr(kernels, name)
     for beside in (True, False) if "BESIDE" in kernel.arg_names else (True,):
         fixed = {p: getattr(kernels, p, beside) for p in kernel.arg_names if p.isupper()}
-        types = {p: NUMBERS.get(p, "*fp32") for p in kernel.arg_names}
-        types |= dict.fromkeys(fixed, "constexpr")
-        source = ASTSource(kernel, types, {(list(types).index(p),): v for p, v in fixed.items()})
-        assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
+        for images in ("*fp32", "*bf16"):
+            types = {p: NUMBERS.get(p, images if p in IMAGES else "*fp32") for p in kernel.arg_names}
+            types |= dict.fromkeys(fixed, "constexpr")
+            source = ASTSource(kernel, types, {(list(types).index(p),): fixed[p] for p in fixed})
+            assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
 """
 
 
@@ -67,6 +69,31 @@ def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
         apply(normalise, torch.float32), apply(reference, torch.float64), strict=True
     ):
         torch.testing.assert_close(found.double(), true, rtol=1e-4, atol=1e-4)
+
+
+def test_images_in_bfloat16_have_statistics_in_float32(generator):
+    from rabo.models.kernels import normalise
+
+    images, beside = (3 + 2 * torch.randn(2, 60, 3, 4, 4, generator=generator)).bfloat16()
+    weight, bias = torch.rand(3, generator=generator) + 0.5, torch.randn(3)
+
+    def apply(function, dtype):
+        # the numbers that are given are the same: only what is computed with them is not
+        leaves = [t.to(dtype).requires_grad_() for t in (images, beside)]
+        leaves += [
+            t.to(torch.promote_types(dtype, t.dtype)).requires_grad_() for t in (weight, bias)
+        ]
+        out = function(*leaves, 2, 0.1, 1e-5)
+        towards = torch.cos(torch.arange(out.numel()).reshape(out.shape)).bfloat16().to(dtype)
+        return [out, *torch.autograd.grad(out, leaves, towards)]
+
+    found, true = apply(normalise, torch.bfloat16), apply(reference, torch.float64)
+    assert [t.dtype for t in found] == [torch.bfloat16] * 3 + [torch.float32] * 2
+    for f, t in zip(found[:3], true[:3], strict=True):
+        torch.testing.assert_close(f.double(), t, rtol=2**-7, atol=2**-7)  # its last digit
+    for f, t in zip(found[3:], true[3:], strict=True):  # sums over all images
+        # which side of the kink an activation lies on is seen in the digits that are left of it
+        torch.testing.assert_close(f.double(), t, rtol=1e-2, atol=1e-2)
 
 
 def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(monkeypatch, generator):
@@ -176,6 +203,32 @@ def test_a_backbone_with_kernels_is_the_one_without(make, size, monkeypatch, gen
         # rounding may decide which side of a kink an activation lies on: noise of 1e-5 in the
         # images changes gradients by 2e-3
         assert (fast - plain).norm() <= 1e-2 * plain.norm()
+
+
+def test_a_wide_backbone_with_kernels_is_the_one_without_to_the_digits_of_bfloat16(
+    monkeypatch, generator
+):
+    torch.manual_seed(3)
+    backbone, tasks = Conv4(convolutional.WIDE), 2
+    images = torch.rand(tasks * 20, 1, 16, 16, generator=generator)
+
+    def found(has_kernels):
+        monkeypatch.setattr(convolutional, "has_kernels", lambda _: has_kernels)
+        with side_by_side(tasks):
+            z = backbone(images)
+        [slope] = torch.autograd.grad(z.square().sum(), [backbone[8].weight])
+        return z, slope
+
+    for fast, plain in zip(found(True), found(False), strict=True):
+        assert fast.dtype == torch.float32
+        assert 1e-4 < (fast - plain).norm() / plain.norm() < 0.2, "eight digits, over four layers"
+
+
+@pytest.mark.parametrize(("setting", "wide"), [("", torch.bfloat16), ("float32", torch.float32)])
+def test_wide_backbones_multiply_in_bfloat16_unless_asked_not_to(setting, wide, monkeypatch):
+    monkeypatch.setenv("RABO_KERNELS", setting)
+    assert Conv4(convolutional.WIDE)._precision() == wide
+    assert Conv4(convolutional.WIDE - 1)._precision() == torch.float32
 
 
 def test_kernels_are_for_tasks_side_by_side_on_a_gpu():

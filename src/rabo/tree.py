@@ -45,6 +45,13 @@ def as_leaves(tree: Any) -> Any:
     return map_leaves(lambda t: t.detach().requires_grad_(t.is_floating_point()), tree)
 
 
+def plus(tensors: Sequence[Tensor], factor: float | Tensor, others: Sequence[Tensor]) -> Any:
+    """Return tensors + factor · others, with few kernels for all of them."""
+    if isinstance(factor, Tensor):
+        factor = factor.to(others[0].dtype)
+    return torch._foreach_add(tensors, torch._foreach_mul(others, factor))
+
+
 def flatten(tensors: Sequence[Tensor], num_blocks: int = 1) -> Tensor:
     """Lay tensors side by side as a matrix with one row per block."""
     return torch.cat([t.reshape(num_blocks, -1) for t in tensors], dim=1)

@@ -13,7 +13,7 @@ from rabo.algorithms.inner import InnerLevel
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.tree import Params, as_leaves, leaves, replace_leaves
+from rabo.tree import Params, as_leaves, leaves, plus, replace_leaves
 
 Level: TypeAlias = Literal["x", "y"]
 Weights: TypeAlias = Mapping[Level, Params]  # of a client
@@ -82,11 +82,9 @@ class SingleLevel(InnerLevel, ABC):
             if t == 0:
                 check_loss("training", loss)
             slopes = gradient(loss, leaves(moving))
-            if velocity is not None:
-                slopes = [self.momentum * v + s for v, s in zip(velocity, slopes, strict=True)]
-            velocity = slopes
-            pairs = zip(leaves(moving), velocity, strict=True)
-            here = {**here, **replace_leaves(moving, [w.detach() - beta * v for w, v in pairs])}
+            velocity = slopes if velocity is None else plus(slopes, self.momentum, velocity)
+            steps = plus([w.detach() for w in leaves(moving)], -beta, velocity)
+            here = {**here, **replace_leaves(moving, steps)}
         change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in self.trained}
         if "y" in change and problem.copies > 1:
             change["y"] = {k: v.mean(dim=0) for k, v in change["y"].items()}

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+WIDE = 16  # channels of the first layer from which convolutions are faster in bfloat16
+
 _num_tasks: ContextVar[int] = ContextVar("num_tasks", default=1)
 
 
@@ -30,9 +32,10 @@ def side_by_side(num_tasks: int) -> Iterator[None]:
 def has_kernels(images: Tensor) -> bool:
     """Say whether norms of tasks side by side have kernels of their own: `rabo.models.kernels`.
 
-    RABO_KERNELS=reference turns them off.
+    RABO_KERNELS=reference turns them off; RABO_KERNELS=float32 keeps them, with convolutions that
+    multiply in float32 (TF32 on a GPU) at every width.
     """
-    on_gpu = images.is_cuda and images.dtype == torch.float32
+    on_gpu = images.is_cuda and images.dtype in (torch.float32, torch.bfloat16)
     return on_gpu and _num_tasks.get() > 1 and not _is_transformed() and _kernels_run(images.device)
 
 
@@ -103,7 +106,28 @@ class _Features(nn.Sequential):
     """Layers on images, in the order in memory that suits their kernels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(_channels_last(input) if has_kernels(input) else input)
+        if not has_kernels(input):
+            return super().forward(input)
+        return super().forward(_channels_last(input).to(self._precision())).to(input.dtype)
+
+    def _precision(self) -> torch.dtype:
+        """Return how convolutions multiply: they add up in float32, and so do norms."""
+        is_wide = len(next(self.parameters())) >= WIDE
+        in_full = os.environ.get("RABO_KERNELS") == "float32"
+        return torch.bfloat16 if is_wide and not in_full else torch.float32
+
+
+class Convolution(nn.Conv2d):
+    """A convolution without bias, in the precision and the order of its input."""
+
+    def __init__(self, in_channels: int, out_channels: int, size: int):
+        super().__init__(in_channels, out_channels, size, padding=size // 2, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = self.weight
+        if has_kernels(input):  # once, for what is forwards and backwards
+            weight = weight.to(input.dtype, memory_format=torch.channels_last)
+        return self._conv_forward(input, weight, None)
 
 
 def _channels_last(images: Tensor) -> Tensor:
@@ -122,7 +146,7 @@ class Conv4(_Features):
         for i in range(4):
             width = in_channels if i == 0 else channels
             blocks += [
-                nn.Conv2d(width, channels, 3, padding=1, bias=False),
+                Convolution(width, channels, 3),
                 norm(channels),
                 nn.ReLU(),
                 nn.MaxPool2d(2),
@@ -136,9 +160,9 @@ class _Block12(nn.Module):
     def __init__(self, in_channels: int, channels: int, pool: bool):
         super().__init__()
         widths = (in_channels, channels, channels)
-        self.convs = nn.ModuleList(nn.Conv2d(w, channels, 3, padding=1, bias=False) for w in widths)
+        self.convs = nn.ModuleList(Convolution(w, channels, 3) for w in widths)
         self.norms = nn.ModuleList(norm(channels) for _ in widths)
-        self.shortcut = nn.Conv2d(in_channels, channels, 1, bias=False)
+        self.shortcut = Convolution(in_channels, channels, 1)
         self.shortcut_norm = norm(channels)
         self.pool = nn.MaxPool2d(2) if pool else nn.Identity()
 

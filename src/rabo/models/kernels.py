@@ -81,7 +81,7 @@ def _normalise(
     "rabo::normalise_backward",
     mutates_args=(),
     schema="(Tensor slope_out, Tensor input, Tensor? out, Tensor weight, Tensor bias, Tensor mean, "
-    "Tensor scale, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor scale, float slope) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
     slope_out: Tensor,
@@ -92,8 +92,10 @@ def _backward(
     mean: Tensor,
     scale: Tensor,
     slope: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return slopes in input, beside, weight and bias; `out` is given where something is beside."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return slopes in input, in beside, and in bias and weight; `out` is given where something is
+    beside.
+    """
     tasks, has_beside = len(mean), out is not None
     slope_out, input = _last(slope_out), _last(input)
     weight, bias = weight.contiguous(), bias.contiguous()
@@ -101,16 +103,15 @@ def _backward(
     into, of_beside = torch.empty_like(input), input.new_empty(0)
     if has_beside:
         of_beside = torch.empty_like(input)
-    of_weight, of_bias = torch.empty_like(mean), torch.empty_like(mean)
     given = (slope_out, input, out, weight, bias, mean, scale)
     _add_up_slopes[grid](
         *given, sums, slope, *numbers, has_beside, CHANNELS, PIXELS, num_warps=WARPS
     )
     _apply_slopes[grid](
-        *given, sums, into, of_beside, of_weight, of_bias, slope, *numbers,
+        *given, sums, into, of_beside, slope, *numbers,
         has_beside, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
     )  # fmt: skip
-    return into, of_beside, of_weight.sum(dim=0), of_bias.sum(dim=0)
+    return into, of_beside, sums.reshape(-1, 2, input.shape[1]).sum(dim=0)
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
@@ -124,7 +125,7 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
 def _pull_back(ctx: Any, slope_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     input, out, weight, bias, mean, scale = ctx.saved_tensors
     found = _backward(slope_out, input, out, weight, bias, mean, scale, ctx.slope)
-    into, of_beside, of_weight, of_bias = found
+    into, of_beside, (of_bias, of_weight) = found
     return into, None if out is None else of_beside, of_weight, of_bias, None, None, None
 
 
@@ -157,9 +158,15 @@ def _tile(start, end, t, c, tasks, channels, size, PIXELS: tl.constexpr):
 
 
 @triton.jit
+def _load(values, at, inside):
+    """Read numbers of any precision; zeros where there are none."""
+    return tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _row(values, t, c, channels):
     """Return one number per channel of a task, as a row."""
-    return tl.load(values + t * channels + c, mask=c < channels, other=0.0)[None, :]
+    return _load(values, t * channels + c, c < channels)[None, :]
 
 
 @triton.jit
@@ -195,7 +202,7 @@ def _add_up(
     end = tl.minimum(begin + share, images * size)
     for start in range(begin, end, PIXELS):
         inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
-        value = tl.where(inside, tl.load(input + at, mask=inside, other=0.0) - origin, 0.0)
+        value = tl.where(inside, _load(input, at, inside) - origin, 0.0)
         first += value
         second += value * value
     _save(sums, first, second, tl.program_id(2), t, c, tasks, channels)
@@ -223,20 +230,20 @@ def _apply(
     end = tl.minimum(begin + share, images * size)
     for start in range(begin, end, PIXELS):
         inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
-        unit = (tl.load(input + at, mask=inside, other=0.0) - centre) * inverse
+        unit = (_load(input, at, inside) - centre) * inverse
         value = unit * w + b
         if BESIDE:
-            value += tl.load(beside + at, mask=inside, other=0.0)
+            value += _load(beside, at, inside)
         tl.store(out + at, tl.where(value > 0, value, value * slope), mask=inside)
 
 
 @triton.jit
 def _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE: tl.constexpr):
     """Return the slope that comes through leaky ReLU, whose input has the sign of its output."""
-    value = tl.load(slope_out + at, mask=inside, other=0.0)
+    value = _load(slope_out, at, inside)
     signed = unit * w + b
     if BESIDE:
-        signed = tl.load(out + at, mask=inside, other=0.0)
+        signed = _load(out, at, inside)
     return tl.where(signed > 0, value, value * slope)
 
 
@@ -256,7 +263,7 @@ def _add_up_slopes(
     end = tl.minimum(begin + share, images * size)
     for start in range(begin, end, PIXELS):
         inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
-        unit = (tl.load(input + at, mask=inside, other=0.0) - centre) * inverse
+        unit = (_load(input, at, inside) - centre) * inverse
         value = _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE)
         first += value
         second += value * unit
@@ -266,15 +273,12 @@ def _add_up_slopes(
 @triton.jit(do_not_specialize=_PLAIN)
 def _apply_slopes(
     slope_out, input, out, weight, bias, mean, scale, sums,
-    into, of_beside, of_weight, of_bias, slope,
+    into, of_beside, slope,
     images, tasks, channels, size, share, shares,
     BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     t, c = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     first, second = _total(sums, t, c, tasks, channels, shares, SHARES)
-    if tl.program_id(2) == 0:
-        tl.store(of_bias + t * channels + c, first, mask=c < channels)
-        tl.store(of_weight + t * channels + c, second, mask=c < channels)
     first, second = (first / (images * size))[None, :], (second / (images * size))[None, :]
     centre, inverse = _row(mean, t, c, channels), _row(scale, t, c, channels)
     w, b = _row(weight, 0, c, channels), _row(bias, 0, c, channels)
@@ -282,7 +286,7 @@ def _apply_slopes(
     end = tl.minimum(begin + share, images * size)
     for start in range(begin, end, PIXELS):
         inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
-        unit = (tl.load(input + at, mask=inside, other=0.0) - centre) * inverse
+        unit = (_load(input, at, inside) - centre) * inverse
         value = _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE)
         if BESIDE:
             tl.store(of_beside + at, value, mask=inside)

@@ -26,7 +26,8 @@ for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
     for beside in (True, False) if "BESIDE" in kernel.arg_names else (True,):
         fixed = {p: getattr(kernels, p, beside) for p in kernel.arg_names if p.isupper()}
         for images in ("*fp32", "*bf16"):
-            types = {p: NUMBERS.get(p, images if p in IMAGES else "*fp32") for p in kernel.arg_names}
+            types = {p: images if p in IMAGES else "*fp32" for p in kernel.arg_names}
+            types |= {p: n for p, n in NUMBERS.items() if p in types}
             types |= dict.fromkeys(fixed, "constexpr")
             source = ASTSource(kernel, types, {(list(types).index(p),): fixed[p] for p in fixed})
             assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name

@@ -15,7 +15,7 @@ from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
 from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.tree import Params, as_leaves, leaves
+from rabo.tree import Params, as_leaves, leaves, plus
 
 
 class StepSizeWarning(UserWarning):
@@ -137,7 +137,8 @@ class InnerLevel(Calibrated):
                 check_loss("inner", loss)
             slope = dict(zip(y, gradient(loss, leaves(y)), strict=True))  # line 7
             velocity = self.accelerate(velocity, slope)
-            y = {k: v.detach() - task.scalars["beta"] * velocity[k] for k, v in y.items()}
+            here = [v.detach() for v in y.values()]
+            y = dict(zip(y, plus(here, -task.scalars["beta"], leaves(velocity)), strict=True))
         local.memory["x"] = x
         change = {k: start[k] - y[k] for k in start}
         if problem.copies > 1:
@@ -149,4 +150,5 @@ class InnerLevel(Calibrated):
         """Return the direction of the next inner step; no velocity yet is an empty one."""
         if not velocity or not self.momentum:
             return slope
-        return {k: self.momentum * velocity[k] + v for k, v in slope.items()}
+        ahead = plus(leaves(slope), self.momentum, leaves(velocity))
+        return dict(zip(slope, ahead, strict=True))

@@ -45,11 +45,12 @@ def as_leaves(tree: Any) -> Any:
     return map_leaves(lambda t: t.detach().requires_grad_(t.is_floating_point()), tree)
 
 
-def plus(tensors: Sequence[Tensor], factor: float | Tensor, others: Sequence[Tensor]) -> Any:
+def plus(tensors: list[Tensor], factor: float | Tensor, others: list[Tensor]) -> list[Tensor]:
     """Return tensors + factor · others, with few kernels for all of them."""
     if isinstance(factor, Tensor):
         factor = factor.to(others[0].dtype)
-    return torch._foreach_add(tensors, torch._foreach_mul(others, factor))
+    lists: Any = torch  # whose operations on lists have no types
+    return list(lists._foreach_add(tensors, lists._foreach_mul(others, factor)))
 
 
 def flatten(tensors: Sequence[Tensor], num_blocks: int = 1) -> Tensor:

@@ -1,5 +1,6 @@
 """What the results are meant to show, and whether they do: every verdict comes with its numbers."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -211,23 +212,25 @@ def _two(values: Sequence[float]) -> str:
 
 def targets_table(results: Results, reasons: Mapping[str, str]) -> str:
     """Return all verdicts, those of a target together, and why some are missed if it is known."""
-    lines = ["| target | setting | ours | verdict |", "|---|---|---|---|"]
-    missed = []
-    for target, own in groupby(verdicts(results), key=lambda verdict: verdict.target):
+    found = list(verdicts(results))
+    counts = Counter(verdict.outcome for verdict in found)
+    told = ", ".join(f"{counts[o]} {o}" for o in (MET, MISSED, DIVERGED, WAITING) if counts[o])
+    lines = [f"A target in a setting counts as one: {told}.", ""]
+    lines += ["| target | ours | verdict |", "|---|---|---|"]
+    for target, own in groupby(found, key=lambda verdict: verdict.target):
         named = target.replace("*", r"\*")
         for outcome, some in groupby(own, key=lambda verdict: verdict.outcome):
-            missed += [target] if outcome == MISSED else []
-            for found in _joined(list(some)) if outcome == WAITING else some:
-                lines.append(f"| {named} | {found.setting} | {found.numbers} | {outcome} |")
-                named = ""
-    known = [f"- {name}: {reasons[name]}" for name in dict.fromkeys(missed) if name in reasons]
+            lines.append(f"| {named} | {_told(list(some))} | {outcome} |")
+            named = ""
+    missed = dict.fromkeys(verdict.target for verdict in found if verdict.outcome == MISSED)
+    known = [f"- {name}: {reasons[name]}" for name in missed if name in reasons]
     if known:
         lines += ["", "Why targets are missed, where it is known:", "", *known]
     return "\n".join(lines)
 
 
-def _joined(waiting: Sequence[Verdict]) -> list[Verdict]:
-    """Put what was not run at all into one line."""
-    begun = [verdict for verdict in waiting if verdict.numbers]
-    rest = ", ".join(verdict.setting for verdict in waiting if not verdict.numbers)
-    return begun + ([Verdict(waiting[0].target, rest, "", WAITING)] if rest else [])
+def _told(some: Sequence[Verdict]) -> str:
+    """Put the settings of a target into one cell, those without numbers into one line of it."""
+    begun = [f"{verdict.setting}: {verdict.numbers}" for verdict in some if verdict.numbers]
+    rest = ", ".join(verdict.setting for verdict in some if not verdict.numbers)
+    return "<br>".join(begun + ([rest] if rest else []))

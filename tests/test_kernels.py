@@ -232,6 +232,12 @@ def test_wide_backbones_multiply_in_bfloat16_unless_asked_not_to(setting, wide, 
     assert Conv4(convolutional.WIDE - 1)._precision() == torch.float32
 
 
+def test_kernels_that_there_are_not_are_refused(monkeypatch):
+    monkeypatch.setenv("RABO_KERNELS", "fast")
+    with pytest.raises(ValueError, match="must be reference or float32, or not set, got 'fast'"):
+        Conv4(convolutional.WIDE)._precision()
+
+
 def test_kernels_are_for_tasks_side_by_side_on_a_gpu():
     images = torch.rand(4, 1, 28, 28)
     with side_by_side(2):

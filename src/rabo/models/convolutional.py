@@ -39,6 +39,13 @@ def has_kernels(images: Tensor) -> bool:
     return on_gpu and _num_tasks.get() > 1 and not _is_transformed() and _kernels_run(images.device)
 
 
+def _wanted_kernels() -> str:
+    wanted = os.environ.get("RABO_KERNELS", "")
+    if wanted not in ("", "reference", "float32"):
+        raise ValueError(f"RABO_KERNELS must be reference or float32, or not set, got {wanted!r}")
+    return wanted
+
+
 def _is_transformed() -> bool:
     """Say whether derivatives are taken that kernels do not have: by torch.func, or forwards."""
     transformed = torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
@@ -48,7 +55,7 @@ def _is_transformed() -> bool:
 @cache
 def _kernels_run(device: torch.device) -> bool:
     """Try a kernel: Triton compiles it when it is first used, and needs a C compiler for that."""
-    if os.environ.get("RABO_KERNELS") == "reference" or find_spec("triton") is None:
+    if _wanted_kernels() == "reference" or find_spec("triton") is None:
         return False
     from rabo.models.kernels import normalise
 
@@ -113,8 +120,7 @@ class _Features(nn.Sequential):
     def _precision(self) -> torch.dtype:
         """Return how convolutions multiply: they add up in float32, and so do norms."""
         is_wide = len(next(self.parameters())) >= WIDE
-        in_full = os.environ.get("RABO_KERNELS") == "float32"
-        return torch.bfloat16 if is_wide and not in_full else torch.float32
+        return torch.bfloat16 if is_wide and _wanted_kernels() != "float32" else torch.float32
 
 
 class Convolution(nn.Conv2d):

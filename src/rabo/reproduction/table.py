@@ -40,12 +40,17 @@ def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
     found = {(cell.setting, cell.method): cell for cell in cells}
     methods = {m: own.get("label", m) for s in grid.settings for m, own in grid.methods(s).items()}
     lines = [["", *(own.get("label", s) for s, own in grid.settings.items())]]
+    begun, waiting = {method for _, method in found}, []
     for method, label in methods.items():
-        lines.append([label, *(_text(grid, found, s, method) for s in grid.settings)])
+        if method in begun:
+            lines.append([label, *(_text(grid, found, s, method) for s in grid.settings)])
+        else:
+            waiting.append(label)
     if grid.content.get("rows") == "settings":
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*rows, *(["", f"Not run yet: {'; '.join(waiting)}."] if waiting else [])])
 
 
 def _text(grid: Grid, found: Mapping[tuple[str, str], Cell], setting: str, method: str) -> str:

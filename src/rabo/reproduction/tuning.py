@@ -58,15 +58,19 @@ def write_choice(grid: Grid, records: Sequence[Record], tuned: Path) -> dict[str
 def candidates_table(grid: Grid, records: Sequence[Record]) -> str:
     """Return all candidates and what they reach on validation data, the chosen ones in bold."""
     groups, chosen = grouped(records), choose(grid, records)
-    lines = ["| method | candidate | validation |", "|---|---|---|"]
+    lines, waiting = ["| method | candidates, and what they reach |", "|---|---|"], []
     for method, about in grid.settings.items():
+        told = []
         for name, candidate in grid.methods(method).items():
-            own = groups.get((method, name), [])
-            options = candidate["run"]["algorithm_options"]
-            text = _reached(own)
-            if chosen.get(method) == options:
-                text = f"**{text}**"
-            lines.append(f"| {about['label']} | {candidate['label']} | {text} |")
+            options, own = candidate["run"]["algorithm_options"], groups.get((method, name), [])
+            text = f"{candidate['label']}: {_reached(own)}"
+            told.append(f"**{text}**" if chosen.get(method) == options else text)
+        if any((method, name) in groups for name in grid.methods(method)):
+            lines.append(f"| {about['label']} | {'<br>'.join(told)} |")
+        else:
+            waiting.append(about["label"])
+    if waiting:
+        lines += ["", f"Not run yet: {'; '.join(waiting)}."]
     return "\n".join(lines)
 
 

@@ -155,15 +155,18 @@ def run(name, capacities=(1.0, 0.5, 0.5), rounds=3, runtime=None, **options):
     )
 
 
-def test_joint_steps_are_those_of_sgd_on_the_mean_of_both_losses():
+@pytest.mark.parametrize("beta_x", [None, 0.02])
+def test_joint_steps_are_those_of_sgd_on_the_mean_of_both_losses(beta_x):
     problem = linear_problem()
     clients = clients_of(problem, [1.0, 1.0])
     ends = []
     for client in clients:
-        model = nn.Sequential(problem.x, problem.y)
+        model, num_x = nn.Sequential(problem.x, problem.y), len(list(problem.x.parameters()))
         weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
         names = [n for n, _ in model.named_parameters()]
-        sgd = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+        of_x, of_y = weights[:num_x], weights[num_x:]
+        groups = [{"params": of_x, "lr": beta_x or 0.1}, {"params": of_y, "lr": 0.1}]
+        sgd = torch.optim.SGD(groups, momentum=0.9)
         images, labels = (torch.cat(p) for p in zip(*client.problem.data, strict=True))
         for _ in range(4):
             sgd.zero_grad()
@@ -173,7 +176,7 @@ def test_joint_steps_are_those_of_sgd_on_the_mean_of_both_losses():
             F.cross_entropy(logits, labels).backward()
             sgd.step()
         ends.append(weights)
-    result = run("fedavg", [1.0, 1.0], rounds=1)
+    result = run("fedavg", [1.0, 1.0], rounds=1, beta_x=beta_x)
     found = [*result.x.values(), *result.y.values()]
     for value, *own in zip(found, *ends, strict=True):
         torch.testing.assert_close(value, torch.stack(own).mean(dim=0).detach())
@@ -343,6 +346,8 @@ def test_single_entries_of_a_quadratic_are_trained_alone():
     [
         ({"levels": "x"}, "levels must be both or y"),
         ({"levels": "both"}, "beta must be a number where x is trained"),
+        ({"levels": "both", "beta": 0.1, "beta_x": 0.0}, "beta_x must be positive, got 0"),
+        ({"beta": 0.1, "beta_x": 0.1}, "beta_x must not be given where x is not trained"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

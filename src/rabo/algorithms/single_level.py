@@ -23,8 +23,11 @@ Weights: TypeAlias = Mapping[Level, Params]  # of a client
 class SingleLevel(InnerLevel, ABC):
     """T local steps on one loss, averaged over the clients that held an entry; nobody: kept.
 
-    Copies of y (one per task) start from y, and the mean of their changes is sent.
+    Copies of y (one per task) start from y, and the mean of their changes is sent. Such a y has T
+    steps to learn its task, while x goes on from round to round: it needs smaller ones.
     """
+
+    beta_x: float | None = None  # step size of x; None: beta, that of y
 
     kind: ClassVar[str] = "single level, submodels"
     exchanges: ClassVar[str] = "1"
@@ -38,6 +41,13 @@ class SingleLevel(InnerLevel, ABC):
             raise ValueError(
                 "beta must be a number where x is trained too, got 'auto', which measures the "
                 "curvature of g in y alone; 0.1 is usual for networks with norms"
+            )
+        if self.beta_x is not None and not self.beta_x > 0:
+            raise ValueError(f"beta_x must be positive, got {self.beta_x}")
+        if self.beta_x is not None and "x" not in self.trained:
+            raise ValueError(
+                f"beta_x must not be given where x is not trained, got {self.beta_x}; leave it "
+                "out, or set levels='both'"
             )
 
     @property
@@ -57,9 +67,11 @@ class SingleLevel(InnerLevel, ABC):
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)
         sent = {level: getattr(state, level) for level in self.needed}
-        beta = {"beta": state.scalars["beta"]}
+        rates = {"beta": state.scalars["beta"]}
+        if self.beta_x is not None:
+            rates["beta_x"] = self.beta_x
         ask = Exchanges(state, cuts, runtime, self.seed)
-        moved = ask.mean(self.descend, sent, *self.trained, scalars=beta)
+        moved = ask.mean(self.descend, sent, *self.trained, scalars=rates)
         pairs = zip(self.trained, moved, strict=True)
         trained: Any = {level: mean.step(getattr(state, level), 1.0) for level, mean in pairs}
         return replace(state, round=state.round + 1, **trained)
@@ -75,16 +87,16 @@ class SingleLevel(InnerLevel, ABC):
         if "y" in start:
             start["y"] = spread(start["y"], problem.copies)
         mask, beta = self.masking(task, local), task.scalars["beta"]
-        here, velocity = start, None
+        rates = {"x": task.scalars.get("beta_x", beta), "y": beta}
+        here, velocity = start, {}
         for t in range(self.num_inner_steps):
             moving = as_leaves({level: here[level] for level in self.trained})
             loss = self.loss(problem, mask({**here, **moving}), local.draw(task, t), local)
             if t == 0:
                 check_loss("training", loss)
-            slopes = gradient(loss, leaves(moving))
-            velocity = slopes if velocity is None else plus(slopes, self.momentum, velocity)
-            steps = plus([w.detach() for w in leaves(moving)], -beta, velocity)
-            here = {**here, **replace_leaves(moving, steps)}
+            slopes = replace_leaves(moving, gradient(loss, leaves(moving)))
+            velocity = {n: self.accelerate(velocity.get(n, {}), slopes[n]) for n in moving}
+            here = {**here, **{n: _stepped(moving[n], -rates[n], velocity[n]) for n in moving}}
         change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in self.trained}
         if "y" in change and problem.copies > 1:
             change["y"] = {k: v.mean(dim=0) for k, v in change["y"].items()}
@@ -97,3 +109,9 @@ class SingleLevel(InnerLevel, ABC):
     def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
         """Return what turns weights into those of a forward pass: the identity as a rule."""
         return lambda weights: weights
+
+
+def _stepped(params: Params, rate: Any, ways: Params) -> dict[str, Tensor]:
+    """Return params + rate · ways."""
+    moved = plus([v.detach() for v in params.values()], rate, list(ways.values()))
+    return dict(zip(params, moved, strict=True))

@@ -34,6 +34,9 @@ for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
 """
 
 
+IMAGE = torch.rand(1, 1, 28, 28)
+
+
 def reference(images, beside, weight, bias, tasks, slope, eps):
     shape = (len(images) // tasks, tasks * images.shape[1], *images.shape[2:])
     weight, bias = weight.repeat(tasks), bias.repeat(tasks)
@@ -76,7 +79,8 @@ def test_images_in_bfloat16_have_statistics_in_float32(generator):
     from rabo.models.kernels import normalise
 
     images, beside = (3 + 2 * torch.randn(2, 60, 3, 4, 4, generator=generator)).bfloat16()
-    weight, bias = torch.rand(3, generator=generator) + 0.5, torch.randn(3)
+    weight = torch.rand(3, generator=generator) + 0.5
+    bias = torch.randn(3, generator=generator)
 
     def apply(function, dtype):
         # the numbers that are given are the same: only what is computed with them is not
@@ -198,7 +202,10 @@ def test_a_backbone_with_kernels_is_the_one_without(make, size, monkeypatch, gen
         with side_by_side(tasks):
             z = backbone(images)
         loss = (z * torch.cos(torch.arange(z.numel()).reshape(z.shape))).sum()
-        return [z.detach(), *torch.autograd.grad(loss, list(backbone.parameters()))]
+        slopes = torch.autograd.grad(loss, list(backbone.parameters()))
+        for slope, p in zip(slopes, backbone.parameters(), strict=True):
+            assert slope.stride() == p.stride()  # else steps on lists are one kernel per tensor
+        return [z.detach(), *slopes]
 
     for fast, plain in zip(found(True), found(False), strict=True):
         # rounding may decide which side of a kink an activation lies on: noise of 1e-5 in the
@@ -228,14 +235,14 @@ def test_a_wide_backbone_with_kernels_is_the_one_without_to_the_digits_of_bfloat
 @pytest.mark.parametrize(("setting", "wide"), [("", torch.bfloat16), ("float32", torch.float32)])
 def test_wide_backbones_multiply_in_bfloat16_unless_asked_not_to(setting, wide, monkeypatch):
     monkeypatch.setenv("RABO_KERNELS", setting)
-    assert Conv4(convolutional.WIDE)._precision() == wide
-    assert Conv4(convolutional.WIDE - 1)._precision() == torch.float32
+    assert Conv4(convolutional.WIDE)._precision(IMAGE) == wide
+    assert Conv4(convolutional.WIDE - 1)._precision(IMAGE) == torch.float32
 
 
 def test_kernels_that_there_are_not_are_refused(monkeypatch):
     monkeypatch.setenv("RABO_KERNELS", "fast")
     with pytest.raises(ValueError, match="must be reference or float32, or not set, got 'fast'"):
-        Conv4(convolutional.WIDE)._precision()
+        Conv4(convolutional.WIDE)._precision(IMAGE)
 
 
 def test_kernels_are_for_tasks_side_by_side_on_a_gpu():

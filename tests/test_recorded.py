@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import rabo
-from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedMBO
+from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedAvg, FedMBO
 from rabo.algorithms.dist_maml import DistMAML
 from rabo.errors import ClientError
 from rabo.experiment import Experiment
@@ -50,6 +50,10 @@ CASES = {
         ),
     ),
     "fedmbo": (few_shot, FedMBO(num_inner_steps=3, num_terms=3)),
+    "single level": (
+        few_shot,
+        FedAvg(levels="both", beta=1.0, beta_x=0.1, momentum=0.9, num_inner_steps=3),
+    ),
     "hessian global": (lambda: few_shot(heads="shared"), RABO(num_inner_steps=2, hessian="global")),
 }
 

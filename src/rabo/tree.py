@@ -47,8 +47,10 @@ def as_leaves(tree: Any) -> Any:
 
 def plus(tensors: list[Tensor], factor: float | Tensor, others: list[Tensor]) -> list[Tensor]:
     """Return tensors + factor · others, with few kernels for all of them."""
-    if isinstance(factor, Tensor):
-        factor = factor.to(others[0].dtype)
+    if not tensors:
+        return []
+    if isinstance(factor, Tensor) and len({t.dtype for t in others}) == 1:
+        factor = factor.to(others[0].dtype)  # else each takes the factor as it is
     lists: Any = torch  # whose operations on lists have no types
     return list(lists._foreach_add(tensors, lists._foreach_mul(others, factor)))
 

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 from math import sqrt
 from pathlib import Path
@@ -18,7 +19,7 @@ from rabo.reproduction.grid import Changes, Grid, known_grids, load_grid
 from rabo.reproduction.page import NOTHING, fill, write_page
 from rabo.reproduction.records import cells_of, read_records, spread
 from rabo.reproduction.relative import shares_of
-from rabo.reproduction.tuning import choose, write_choice
+from rabo.reproduction.tuning import candidates_table, choose, write_choice
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, random_quadratic
 
@@ -42,6 +43,8 @@ def test_one_seed_has_the_interval_over_test_tasks(tmp_path):
     collect(grid, tmp_path, tmp_path / "tuned.json")
     text = (tmp_path / "table-1/table.md").read_text()
     assert "| RABO | 76.05 / **80.00** ± 1.00* (70.00) |" in text
+    assert "\n\nNot run yet: Dist-ProtoNet (full); Dist-MAML (full); " in text
+    assert "| Static" not in text
 
 
 def candidates(grid, method):
@@ -76,7 +79,13 @@ def test_a_candidate_that_diverged_is_not_chosen(tmp_path):
     fake_runs(tmp_path, grid, values)
     last = ("rabo", f"candidate-{len(tried)}")
     fake_runs(tmp_path, grid, {last: [1.0]}, status="failed")
-    assert choose(grid, read_records(grid, tmp_path)) == {"rabo": tried[-2]}
+    records = read_records(grid, tmp_path)
+    assert choose(grid, records) == {"rabo": tried[-2]}
+    table = candidates_table(grid, records)
+    assert re.search(
+        r"\| RABO \| alpha 0.3: 10.00<br>.*<br>\*\*.*: 30.00\*\*<br>.*: diverged \|", table
+    )
+    assert "\n\nNot run yet: Dist-ProtoNet (full); " in table
 
 
 def test_tuning_refuses_runs_that_saw_test_data(tmp_path):

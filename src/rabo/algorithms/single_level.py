@@ -44,10 +44,10 @@ class SingleLevel(InnerLevel, ABC):
             )
         if self.beta_x is not None and not self.beta_x > 0:
             raise ValueError(f"beta_x must be positive, got {self.beta_x}")
-        if self.beta_x is not None and "x" not in self.trained:
+        if self.beta_x is not None and len(self.trained) == 1:
             raise ValueError(
-                f"beta_x must not be given where x is not trained, got {self.beta_x}; leave it "
-                "out, or set levels='both'"
+                f"beta_x is for training x beside y, got {self.beta_x} where {self.trained[0]} is "
+                "trained alone; leave it out: the step size is beta"
             )
 
     @property

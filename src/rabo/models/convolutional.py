@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-WIDE = 16  # channels of the first layer from which convolutions are faster in bfloat16
+WIDE = 16  # channels of the first layer from which convolutions are in bfloat16
 
 _num_tasks: ContextVar[int] = ContextVar("num_tasks", default=1)
 
@@ -36,7 +36,12 @@ def has_kernels(images: Tensor) -> bool:
     multiply in float32 (TF32 on a GPU) at every width.
     """
     on_gpu = images.is_cuda and images.dtype in (torch.float32, torch.bfloat16)
-    return on_gpu and _num_tasks.get() > 1 and not _is_transformed() and _kernels_run(images.device)
+    return (
+        on_gpu
+        and _num_tasks.get() > 1
+        and not _is_transformed()
+        and _kernels_run(images.device, _wanted_kernels())
+    )
 
 
 def _wanted_kernels() -> str:
@@ -53,9 +58,9 @@ def _is_transformed() -> bool:
 
 
 @cache
-def _kernels_run(device: torch.device) -> bool:
+def _kernels_run(device: torch.device, wanted: str = "") -> bool:
     """Try a kernel: Triton compiles it when it is first used, and needs a C compiler for that."""
-    if _wanted_kernels() == "reference" or find_spec("triton") is None:
+    if wanted == "reference" or find_spec("triton") is None:
         return False
     from rabo.models.kernels import normalise
 
@@ -71,6 +76,15 @@ def _kernels_run(device: torch.device) -> bool:
         )
         return False
     return True
+
+
+@cache
+def _has_bfloat16(device: torch.device) -> bool:
+    """Say whether a device multiplies in bfloat16 by itself."""
+    if device.type != "cuda":
+        return True
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 class TaskNorm(nn.BatchNorm2d):
@@ -115,12 +129,15 @@ class _Features(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         if not has_kernels(input):
             return super().forward(input)
-        return super().forward(_channels_last(input).to(self._precision())).to(input.dtype)
+        images = _channels_last(input)
+        return super().forward(images.to(self._precision(images))).to(input.dtype)
 
-    def _precision(self) -> torch.dtype:
-        """Return how convolutions multiply: they add up in float32, and so do norms."""
+    def _precision(self, images: Tensor) -> torch.dtype:
+        """Return in what images and weights are kept; sums and statistics are in float32."""
         is_wide = len(next(self.parameters())) >= WIDE
-        return torch.bfloat16 if is_wide and _wanted_kernels() != "float32" else torch.float32
+        if is_wide and _wanted_kernels() != "float32" and _has_bfloat16(images.device):
+            return torch.bfloat16
+        return images.dtype
 
 
 class Convolution(nn.Conv2d):
@@ -130,10 +147,22 @@ class Convolution(nn.Conv2d):
         super().__init__(in_channels, out_channels, size, padding=size // 2, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight
-        if has_kernels(input):  # once, for what is forwards and backwards
-            weight = weight.to(input.dtype, memory_format=torch.channels_last)
+        laid: Any = _Laid.apply
+        weight = laid(self.weight, input.dtype) if has_kernels(input) else self.weight
         return self._conv_forward(input, weight, None)
+
+
+class _Laid(torch.autograd.Function):
+    """A weight as its convolution wants it, once for both directions; its slope as it is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        ctx.dtype = weight.dtype
+        return weight.to(dtype, memory_format=torch.channels_last)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return slope.to(ctx.dtype, memory_format=torch.contiguous_format), None
 
 
 def _channels_last(images: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def _normalise(
     beside = None if beside is None else _last(beside)
     grid, numbers, sums = _plan(input, tasks)
     out = torch.empty_like(input)
-    mean, scale = (weight.new_empty(tasks, input.shape[1]) for _ in range(2))
+    mean, scale = (sums.new_empty(tasks, input.shape[1]) for _ in range(2))
     _add_up[grid](input, sums, *numbers, CHANNELS, PIXELS, num_warps=WARPS)
     _apply[grid](
         input, beside, weight, bias, sums, out, mean, scale, slope, eps, *numbers,

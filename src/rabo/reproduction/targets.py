@@ -219,9 +219,13 @@ def targets_table(results: Results, reasons: Mapping[str, str]) -> str:
     lines += ["| target | ours | verdict |", "|---|---|---|"]
     for target, own in groupby(found, key=lambda verdict: verdict.target):
         named = target.replace("*", r"\*")
-        for outcome, some in groupby(own, key=lambda verdict: verdict.outcome):
-            lines.append(f"| {named} | {_told(list(some))} | {outcome} |")
-            named = ""
+        outcomes = {outcome: [] for outcome in (MISSED, DIVERGED, MET, WAITING)}
+        for verdict in own:
+            outcomes[verdict.outcome].append(verdict)
+        for outcome, some in outcomes.items():
+            if some:
+                lines.append(f"| {named} | {_told(some)} | {outcome} |")
+                named = ""
     missed = dict.fromkeys(verdict.target for verdict in found if verdict.outcome == MISSED)
     known = [f"- {name}: {reasons[name]}" for name in missed if name in reasons]
     if known:

@@ -18,6 +18,7 @@ OUTSIDE = (
     "results/*/README.md",
     "results/**/*.png",
     "results/**/summary.json",
+    "results/*/sweep.json",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 

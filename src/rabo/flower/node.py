@@ -51,6 +51,11 @@ def main() -> None:
         is_refused = bool(end.code) and time.time() < until
         if not (forgotten.is_set() or is_refused):
             raise  # it was told to end, or must not join
+    except KeyboardInterrupt:
+        if not forgotten.is_set():
+            raise
+    # two threads of Flower may find that the node is unknown, each of which interrupts this one
+    signal.signal(signal.SIGINT, lambda *_: None)
     os.environ[UNTIL] = str(time.time() + PATIENCE if forgotten.is_set() else until)
     forgotten.set()
     child.kill()

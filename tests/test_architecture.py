@@ -27,7 +27,7 @@ LAYERS = [
     ["theory", "experiment", "terminal", "summary"],
     ["comparison", "bench", "live", "report"],
     ["reproduction"],
-    ["cli_compare", "cli_bench", "cli_report", "cli_reproduce", "flower"],
+    ["cli_options", "cli_compare", "cli_bench", "cli_report", "cli_reproduce", "flower"],
     ["cli"],
     ["__main__", "__init__"],
 ]

@@ -154,11 +154,11 @@ def test_where_kernels_do_not_run_the_usual_layers_are_used_and_it_is_said(monke
         raise RuntimeError("no compiler")
 
     convolutional._kernels_run.cache_clear()
-    assert convolutional._kernels_run(torch.device("cpu"))
+    assert convolutional._kernels_run(torch.device("cpu"), "")
     convolutional._kernels_run.cache_clear()
     monkeypatch.setattr(kernels, "normalise", fail)
     with pytest.warns(UserWarning, match=r"do not run here \(RuntimeError: no compiler\)"):
-        assert not convolutional._kernels_run(torch.device("cpu"))
+        assert not convolutional._kernels_run(torch.device("cpu"), "")
     convolutional._kernels_run.cache_clear()
 
 

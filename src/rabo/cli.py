@@ -3,39 +3,27 @@
 import contextlib
 import ctypes
 import importlib.util
-import inspect
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from rabo.algorithms import ALGORITHMS
 from rabo.cli_bench import bench
 from rabo.cli_compare import compare_task, list_algorithms
+from rabo.cli_options import command_for
 from rabo.cli_report import report
 from rabo.cli_reproduce import reproduce
-from rabo.experiment import (
-    Experiment,
-    parse_option,
-    recorded_experiment,
-    resume,
-    run,
-    versions,
-)
-from rabo.hypergradients import ESTIMATORS
+from rabo.experiment import Experiment, recorded_experiment, resume, run, versions
 from rabo.live import view_of
-from rabo.masks import POLICIES
 from rabo.rounds import Result
-from rabo.runtimes import RUNTIMES
 from rabo.summary import print_result
-from rabo.tasks import TASKS, Task
+from rabo.tasks import TASKS
 from rabo.terminal import (
     Quiet,
     ToMLflow,
@@ -48,12 +36,6 @@ from rabo.terminal import (
 from rabo.theory import run_theory
 from rabo.writers import Writer
 
-KNOWN = {
-    "algorithm": tuple(ALGORITHMS),
-    "runtime": ("auto", *RUNTIMES),
-    "device": ("auto", "cpu", "cuda"),
-    "aggregate": ("mean", "median", "trimmed"),
-}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
     help="Federated bilevel optimisation on submodels that fit each client.",
@@ -112,52 +94,6 @@ def main(
 ) -> None: ...
 
 
-def _option(text: str, names: tuple[str, ...] = ()) -> Any:
-    """Make an option with its help; the tab key completes names that are known."""
-    if not names:
-        return typer.Option(help=text)
-    return typer.Option(
-        help=text, autocompletion=lambda incomplete: [n for n in names if n.startswith(incomplete)]
-    )
-
-
-def algorithm_options(
-    policy: Annotated[
-        str | None,
-        _option(f"which channels a client trains: {', '.join(POLICIES)}", tuple(POLICIES)),
-    ] = None,
-    hypergradient: Annotated[
-        str | None,
-        _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", tuple(ESTIMATORS)),
-    ] = None,
-    hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
-    alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
-    beta: Annotated[str | None, typer.Option(help="inner step size, or auto")] = None,
-    momentum: Annotated[float | None, typer.Option(help="of the inner steps")] = None,
-    levels: Annotated[
-        str | None, typer.Option(help="what a single-level algorithm trains: both, or y")
-    ] = None,
-    inner_steps: Annotated[int | None, typer.Option(help="inner steps T of a round")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="any other option of the algorithm, as NAME=VALUE (num_terms=5)"),
-    ] = None,
-) -> dict[str, Any]:
-    """Return what was given of the options that most algorithms have."""
-    given = {
-        **dict(map(_parse_option, option or [])),
-        "policy": policy,
-        "hypergradient": hypergradient,
-        "hessian": hessian,
-        "alpha": alpha,
-        "beta": beta if beta in (None, "auto") else _number("beta", beta),
-        "momentum": momentum,
-        "levels": levels,
-        "num_inner_steps": inner_steps,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def run_task(
     experiment: Experiment,
     out: Annotated[Path | None, typer.Option(help="folder of the run (runs/...)")] = None,
@@ -212,77 +148,11 @@ def _say(text: str, to: Console = console) -> None:
     to.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _parse_option(text: str) -> tuple[str, Any]:
-    try:
-        return parse_option(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-def _command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:
-    """Make `rabo run NAME` or `rabo compare NAME`, with the options of all that take part."""
-    of_action = _parameters_of(action, "experiment")
-    replaced = "algorithm" if any(p.name == "algorithms" for p in of_action) else ""
-    of_run = _fields_of(Experiment, "task", "task_options", "algorithm_options", replaced)
-    of_algorithm, of_task = _parameters_of(algorithm_options), _fields_of(kind)
-
-    def command(**options: Any) -> None:
-        def given(parameters: list[inspect.Parameter]) -> dict[str, Any]:
-            return {p.name: options[p.name] for p in parameters}
-
-        experiment = Experiment(
-            task=name,
-            task_options=given(of_task),
-            algorithm_options=algorithm_options(**given(of_algorithm)),
-            **given(of_run),
-        )
-        action(experiment, **given(of_action))
-
-    shown = [*of_action, *of_run, *of_algorithm, *of_task]
-    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in shown}
-    command.__doc__ = kind.__doc__
-    return command
-
-
-def _fields_of(kind: Any, *without: str) -> list[inspect.Parameter]:
-    """Turn the fields of a dataclass, Annotated with what they mean, into options."""
-    hints = get_type_hints(kind, include_extras=True)
-    found = []
-    for option in fields(kind):
-        if option.name in without:
-            continue
-        plain, text = get_args(hints[option.name])[:2]
-        annotation = Annotated[plain, _option(text, KNOWN.get(option.name, ()))]
-        default = option.default if option.default is not MISSING else ...
-        found.append(_parameter(option.name, default, annotation))
-    return found
-
-
-def _parameters_of(function: Callable[..., Any], *without: str) -> list[inspect.Parameter]:
-    parameters = inspect.signature(function).parameters.values()
-    return [
-        _parameter(p.name, p.default, p.annotation) for p in parameters if p.name not in without
-    ]
-
-
-def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)
-
-
 for _name, _kind in TASKS.items():
     _example = f"Example: rabo run {_name} {_kind.example}"
-    run_app.command(_name, epilog=_example)(_command_for(_name, _kind, run_task))
+    run_app.command(_name, epilog=_example)(command_for(_name, _kind, run_task))
     _example = f"Example: rabo compare {_name} --algorithms rabo,fedavg --seeds 2 {_kind.example}"
-    compare_app.command(_name, epilog=_example)(_command_for(_name, _kind, compare_task))
+    compare_app.command(_name, epilog=_example)(command_for(_name, _kind, compare_task))
 
 
 @app.command(epilog="Example: rabo demo --rounds 10 --out runs/demo")

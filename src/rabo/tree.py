@@ -45,14 +45,17 @@ def as_leaves(tree: Any) -> Any:
     return map_leaves(lambda t: t.detach().requires_grad_(t.is_floating_point()), tree)
 
 
-def plus(tensors: list[Tensor], factor: float | Tensor, others: list[Tensor]) -> list[Tensor]:
-    """Return tensors + factor · others, with few kernels for all of them."""
-    if not tensors:
-        return []
-    if isinstance(factor, Tensor) and len({t.dtype for t in others}) == 1:
-        factor = factor.to(others[0].dtype)  # else each takes the factor as it is
+@torch.no_grad()
+def plus(params: Params, factor: float | Tensor, others: Params) -> dict[str, Tensor]:
+    """Return params + factor · others, with few kernels for all of them."""
+    if not params:
+        return {}
+    ways = [others[name] for name in params]
+    if isinstance(factor, Tensor) and len({t.dtype for t in ways}) == 1:
+        factor = factor.to(ways[0].dtype)  # else each takes the factor as it is
     lists: Any = torch  # whose operations on lists have no types
-    return list(lists._foreach_add(tensors, lists._foreach_mul(others, factor)))
+    moved = lists._foreach_add(list(params.values()), lists._foreach_mul(ways, factor))
+    return dict(zip(params, moved, strict=True))
 
 
 def flatten(tensors: Sequence[Tensor], num_blocks: int = 1) -> Tensor:

@@ -137,8 +137,7 @@ class InnerLevel(Calibrated):
                 check_loss("inner", loss)
             slope = dict(zip(y, gradient(loss, leaves(y)), strict=True))  # line 7
             velocity = self.accelerate(velocity, slope)
-            here = [v.detach() for v in y.values()]
-            y = dict(zip(y, plus(here, -task.scalars["beta"], leaves(velocity)), strict=True))
+            y = plus(y, -task.scalars["beta"], velocity)
         local.memory["x"] = x
         change = {k: start[k] - y[k] for k in start}
         if problem.copies > 1:
@@ -150,5 +149,4 @@ class InnerLevel(Calibrated):
         """Return the direction of the next inner step; no velocity yet is an empty one."""
         if not velocity or not self.momentum:
             return slope
-        ahead = plus(leaves(slope), self.momentum, leaves(velocity))
-        return dict(zip(slope, ahead, strict=True))
+        return plus(slope, self.momentum, velocity)

@@ -96,7 +96,7 @@ class SingleLevel(InnerLevel, ABC):
                 check_loss("training", loss)
             slopes = replace_leaves(moving, gradient(loss, leaves(moving)))
             velocity = {n: self.accelerate(velocity.get(n, {}), slopes[n]) for n in moving}
-            here = {**here, **{n: _stepped(moving[n], -rates[n], velocity[n]) for n in moving}}
+            here = {**here, **{n: plus(moving[n], -rates[n], velocity[n]) for n in moving}}
         change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in self.trained}
         if "y" in change and problem.copies > 1:
             change["y"] = {k: v.mean(dim=0) for k, v in change["y"].items()}
@@ -109,9 +109,3 @@ class SingleLevel(InnerLevel, ABC):
     def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
         """Return what turns weights into those of a forward pass: the identity as a rule."""
         return lambda weights: weights
-
-
-def _stepped(params: Params, rate: Any, ways: Params) -> dict[str, Tensor]:
-    """Return params + rate · ways."""
-    moved = plus([v.detach() for v in params.values()], rate, list(ways.values()))
-    return dict(zip(params, moved, strict=True))

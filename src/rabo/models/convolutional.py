@@ -58,7 +58,7 @@ def _is_transformed() -> bool:
 
 
 @cache
-def _kernels_run(device: torch.device, wanted: str = "") -> bool:
+def _kernels_run(device: torch.device, wanted: str) -> bool:
     """Try a kernel: Triton compiles it when it is first used, and needs a C compiler for that."""
     if wanted == "reference" or find_spec("triton") is None:
         return False

@@ -49,8 +49,12 @@ def markdown(grid: Grid, cells: Sequence[Cell]) -> str:
     if grid.content.get("rows") == "settings":
         lines = [list(line) for line in zip(*lines, strict=True)]
     lines.insert(1, ["---"] * len(lines[0]))
-    rows = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*rows, *(["", f"Not run yet: {'; '.join(waiting)}."] if waiting else [])])
+    return "\n".join([f"| {' | '.join(line)} |" for line in lines] + not_run(waiting))
+
+
+def not_run(labels: Sequence[str]) -> list[str]:
+    """Return what is said below a table of rows that would be empty."""
+    return ["", f"Not run yet: {'; '.join(labels)}."] if labels else []
 
 
 def _text(grid: Grid, found: Mapping[tuple[str, str], Cell], setting: str, method: str) -> str:

@@ -22,6 +22,7 @@ NAMES = {"rabo": "RABO", "rafbo": "RAFBO", "multiply_adds": "multiply-adds", "by
 HEADS = {"": "", "-shared": " with a shared head"}
 SLACK = 0.05  # per cent of a cost: the paper's numbers have one decimal
 MET, MISSED, DIVERGED, WAITING = "met", "**missed**", "**diverged**", "not run yet"
+OUTCOMES = (MISSED, DIVERGED, MET, WAITING)  # as they are told
 
 
 class Verdict(NamedTuple):
@@ -214,18 +215,15 @@ def targets_table(results: Results, reasons: Mapping[str, str]) -> str:
     """Return all verdicts, those of a target together, and why some are missed if it is known."""
     found = list(verdicts(results))
     counts = Counter(verdict.outcome for verdict in found)
-    told = ", ".join(f"{counts[o]} {o}" for o in (MET, MISSED, DIVERGED, WAITING) if counts[o])
+    told = ", ".join(f"{counts[o]} {o}" for o in OUTCOMES if counts[o])
     lines = [f"A target in a setting counts as one: {told}.", ""]
     lines += ["| target | ours | verdict |", "|---|---|---|"]
     for target, own in groupby(found, key=lambda verdict: verdict.target):
         named = target.replace("*", r"\*")
-        outcomes = {outcome: [] for outcome in (MISSED, DIVERGED, MET, WAITING)}
-        for verdict in own:
-            outcomes[verdict.outcome].append(verdict)
-        for outcome, some in outcomes.items():
-            if some:
-                lines.append(f"| {named} | {_told(some)} | {outcome} |")
-                named = ""
+        ordered = sorted(own, key=lambda verdict: OUTCOMES.index(verdict.outcome))
+        for outcome, some in groupby(ordered, key=lambda verdict: verdict.outcome):
+            lines.append(f"| {named} | {_told(list(some))} | {outcome} |")
+            named = ""
     missed = dict.fromkeys(verdict.target for verdict in found if verdict.outcome == MISSED)
     known = [f"- {name}: {reasons[name]}" for name in missed if name in reasons]
     if known:

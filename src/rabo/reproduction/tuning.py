@@ -8,6 +8,7 @@ from typing import Any
 from rabo.checkpoint import write_atomically
 from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped, spread
+from rabo.reproduction.table import not_run
 
 
 def choose(grid: Grid, records: Sequence[Record]) -> dict[str, Mapping[str, Any]]:
@@ -69,9 +70,7 @@ def candidates_table(grid: Grid, records: Sequence[Record]) -> str:
             lines.append(f"| {about['label']} | {'<br>'.join(told)} |")
         else:
             waiting.append(about["label"])
-    if waiting:
-        lines += ["", f"Not run yet: {'; '.join(waiting)}."]
-    return "\n".join(lines)
+    return "\n".join(lines + not_run(waiting))
 
 
 def _reached(records: Sequence[Record]) -> str:

@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 
 from rabo.problem import Batch, ClientProblem
 from rabo.runtimes.base import Reply, Task, Work, batch_stream
-from rabo.runtimes.recorded import Recorded, StaticLocal
+from rabo.runtimes.recorded import Recorded
+from rabo.runtimes.recording import StaticLocal
 from rabo.submodel import Cut, level_of
 from rabo.tree import Params, leaves, map_leaves, replace_leaves
 

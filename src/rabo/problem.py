@@ -167,8 +167,9 @@ class Problem:
     `inner(x, y, data)` is g and `outer(x, y, data)` is f. A tree arrives as a mapping of tensors, a
     module as something to call. With `features(x, data)`, the losses get its result in place of x.
     Every client binds its own data with `on`; batches are all of it, `batch_size` random items, or
-    what `sample(data, generator)` draws. `example` is a batch of inputs of y(x(.)), by which
-    channels are found; where x and y are not a chain, give {"x": ..., "y": ...} or one of them.
+    what `sample(data, generator)` draws (`sample.many(data, generators)`, where there is one, draws
+    the same for several steps with fewer kernels). `example` is a batch of inputs of y(x(.)), by
+    which channels are found; where x and y are no chain, give {"x": ..., "y": ...} or one of them.
     `ways` is the number of classes where data are few-shot tasks: batches are then inputs and
     labels with a leading dimension over tasks.
     """
@@ -264,6 +265,11 @@ class ClientProblem:
         if self.problem.batch_size is None:
             return self.data
         return Batch(self._draw(self.data.inner, generator), self._draw(self.data.outer, generator))
+
+    def batches(self, generators: Sequence[Generator]) -> list[Batch]:
+        """Draw for several steps; a `sample` that has `many` makes all of them at once."""
+        many = getattr(self.problem.sample, "many", None)
+        return many(self.data, generators) if many else [self.batch(g) for g in generators]
 
     def features(self, x: Params, part: Any) -> Any:
         if self.problem.features is None:

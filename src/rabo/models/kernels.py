@@ -120,6 +120,7 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     kept = None if beside is None else out  # its sign; without a residual it is computed again
     ctx.save_for_backward(input, kept, weight, bias, mean, scale)
     ctx.slope = slope
+    ctx.set_materialize_grads(False)  # nobody asks for those of means and deviations
 
 
 def _pull_back(ctx: Any, slope_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:

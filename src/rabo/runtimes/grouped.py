@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor
 
 from rabo.problem import Batch, ClientProblem
-from rabo.runtimes.base import Reply, Task, Work, batch_stream
+from rabo.runtimes.base import Reply, Task, Work
 from rabo.runtimes.recorded import Recorded
-from rabo.runtimes.recording import StaticLocal
+from rabo.runtimes.recording import Purposes, StaticLocal, draw_all
 from rabo.submodel import Cut, level_of
 from rabo.tree import Params, leaves, map_leaves, replace_leaves
 
@@ -92,14 +92,13 @@ class _GroupLocal(StaticLocal):
 
     clients: tuple[int, ...] = field(default=(), kw_only=True)
 
-    def fresh(self, task: Task, purpose: str | int) -> Batch:
+    def fresh(self, task: Task, purposes: Purposes) -> list[Batch]:
         together: Any = self.problem
         drawn = [
-            problem.batch(batch_stream(task, client, purpose))
+            draw_all(problem, task, client, purposes)
             for client, problem in zip(self.clients, together.problems, strict=True)
         ]
-        side_by_side = [torch.cat(each) for each in zip(*map(leaves, drawn), strict=True)]
-        return replace_leaves(drawn[0], side_by_side)
+        return [_side_by_side(batches) for batches in zip(*drawn, strict=True)]
 
     def stream(self, task: Task, purpose: str | int) -> Generator:
         raise RuntimeError(
@@ -115,3 +114,8 @@ class _GroupLocal(StaticLocal):
             for name, params in reply.arrays.items()
         }
         return reply._replace(arrays=arrays)
+
+
+def _side_by_side(batches: Sequence[Batch]) -> Batch:
+    tensors = [torch.cat(each) for each in zip(*map(leaves, batches), strict=True)]
+    return replace_leaves(batches[0], tensors)

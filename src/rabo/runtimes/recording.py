@@ -1,19 +1,21 @@
 """A client whose tensors stay at the same addresses, and its work recorded on them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
 from rabo.metering import Cost
-from rabo.problem import Batch
+from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream
 from rabo.runtimes.players import GraphPlayer, Rerun, as_block, copy_tree
 from rabo.tree import lay, leaves, map_leaves, only_tensors, shapes
+
+Purposes: TypeAlias = Sequence[str | int]  # what batches are drawn for
 
 
 def key_of(work: Work, task: Task) -> Any:
@@ -62,12 +64,12 @@ class StaticLocal(Local):
             return self.drawn[purpose].batch
         with _reading_allowed():
             if purpose not in self.drawn:
-                new = self.fresh(task, purpose)
+                [new] = self.fresh(task, [purpose])
                 constant = new is getattr(self.problem, "data", None)
                 own = new if constant else map_leaves(torch.clone, new)
                 self.drawn[purpose] = _Batches(own, constant, task.round)
-            if not self.refresh(task, purpose):
-                return self.fresh(task, purpose)
+            if not self.refresh(task, [purpose]):
+                return self.fresh(task, [purpose])[0]
         return self.drawn[purpose].batch
 
     def answer(self, reply: Reply) -> Reply:
@@ -78,16 +80,18 @@ class StaticLocal(Local):
         self.has_drawn_itself = True
         return super().stream(task, purpose)
 
-    def refresh(self, task: Task, purpose: str | int) -> bool:
-        """Fill a static batch with this round's data; say whether it has the shape for that."""
-        held = self.drawn[purpose]
-        if held.round != task.round and not held.constant:
-            new = self.fresh(task, purpose)
-            if shapes(new) != shapes(held.batch):
-                self.has_changing_batches = True
-                return False
-            copy_tree(held.batch, new)
-        held.round = task.round
+    def refresh(self, task: Task, purposes: Purposes) -> bool:
+        """Fill static batches with this round's data; say whether they have the shapes for that."""
+        stale = [p for p in purposes if self.drawn[p].round != task.round]
+        changing = [p for p in stale if not self.drawn[p].constant]
+        new = self.fresh(task, changing) if changing else []
+        here = [self.drawn[p].batch for p in changing]
+        if shapes(new) != shapes(here):
+            self.has_changing_batches = True
+            return False
+        copy_tree(here, new)
+        for purpose in stale:
+            self.drawn[purpose].round = task.round
         return True
 
     def recording(self, work: Work, task: Task, most: Most) -> "Recording | None":
@@ -102,9 +106,15 @@ class StaticLocal(Local):
             self.recordings[whole] = _record(work, task, self, self.costs[key], priority)
         return self.recordings[whole]
 
-    def fresh(self, task: Task, purpose: str | int) -> Batch:
-        """Draw anew."""
-        return self.problem.batch(batch_stream(task, self.client, purpose))
+    def fresh(self, task: Task, purposes: Purposes) -> list[Batch]:
+        """Draw anew, for all purposes at once where the problem can."""
+        return draw_all(self.problem, task, self.client, purposes)
+
+
+def draw_all(problem: BilevelProblem, task: Task, client: int, purposes: Purposes) -> list[Batch]:
+    streams = [batch_stream(task, client, purpose) for purpose in purposes]
+    batches = getattr(problem, "batches", None)
+    return batches(streams) if batches else [problem.batch(s) for s in streams]
 
 
 @dataclass
@@ -123,7 +133,7 @@ class Recording:
 
     def start(self, task: Task) -> "Recording | None":
         """Load this round's inputs and let it run; None if they have other shapes."""
-        if not all(self.local.refresh(task, purpose) for purpose in self.purposes):
+        if not self.local.refresh(task, self.purposes):
             return None
         for name, params in task.arrays.items():
             copy_tree(self.task.arrays[name], params)

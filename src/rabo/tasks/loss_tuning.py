@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from rabo.algorithms import Adam, Cosine, State
 from rabo.clients import Client
@@ -27,10 +27,11 @@ from rabo.hypergradients import Neumann
 from rabo.ledger import Ledger
 from rabo.masks import Static
 from rabo.models.convolutional import ResNet18, norm
-from rabo.problem import Batch, Problem
+from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.tasks.base import Setup, equal_steps
+from rabo.tasks.image_batches import ImageBatches, prepare
 from rabo.tree import Params
 
 BATCH = 64
@@ -136,8 +137,8 @@ class LossTuningTask:
         balance = (counts.sum() / num_classes / counts).to(device)
 
         def inner(x: Any, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
-            decay = self.weight_decay / 2 * sum(w.square().sum() for w in y.values())
-            return vs_loss(y(data[0]), data[1], x) + decay
+            weights = torch.cat([w.reshape(-1) for w in y.values()])  # few kernels for all
+            return vs_loss(y(data[0]), data[1], x) + self.weight_decay / 2 * weights.square().sum()
 
         def outer(x: Any, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:
             if self.upper == "literal":
@@ -154,21 +155,8 @@ class LossTuningTask:
             x={name: torch.zeros(num_classes, device=device) for name in ("w", "l", "delta")},
             y=y.to(device),
             example=example.to(device),
-            sample=self._sample,
+            sample=ImageBatches(BATCH, self.outer_batch, self.augment and in_channels == 3),
         )
-
-    def _sample(self, data: Batch, generator: Generator) -> Batch:
-        def draw(part: tuple[Tensor, Tensor], number: int) -> tuple[Tensor, Tensor]:
-            chosen = torch.randperm(len(part[1]), generator=generator)[:number]
-            chosen = chosen.to(part[1].device, non_blocking=True)
-            return part[0][chosen], part[1][chosen]
-
-        images, labels = draw(data.inner, BATCH)
-        images = prepare(images)
-        if self.augment and images.shape[1] == 3:
-            images = crop_and_flip(images, generator)
-        held, held_labels = draw(data.outer, self.outer_batch)
-        return Batch((images, labels), (prepare(held), held_labels))
 
     def _load(self) -> Images:
         if self.dataset == "digits":
@@ -220,25 +208,6 @@ def vs_loss(logits: Tensor, labels: Tensor, x: Any) -> Tensor:
 def loss_parameters(x: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return w (positive, mean one), Δ (in 0..2) and l."""
     return len(x["w"]) * torch.softmax(x["w"], 0), 2 * torch.sigmoid(x["delta"]), x["l"]
-
-
-def prepare(images: Tensor) -> Tensor:
-    """Scale bytes to about zero mean and unit size."""
-    return (images.float() / 255 - 0.47) / 0.25
-
-
-def crop_and_flip(images: Tensor, generator: Generator) -> Tensor:
-    """Shift each image by up to four pixels and mirror every other one, at random."""
-    number, _, height, width = images.shape
-    padded = F.pad(images, (4, 4, 4, 4))
-    down, right = torch.randint(9, (2, number, 1), generator=generator)
-    columns = torch.arange(width).expand(number, -1)
-    mirrored = torch.rand(number, 1, generator=generator) < 0.5
-    columns = torch.where(mirrored, columns.flip(1), columns) + right
-    rows = torch.arange(height) + down
-    index = torch.arange(number)[:, None, None], rows[:, :, None], columns[:, None, :]
-    chosen = tuple(i.to(images.device, non_blocking=True) for i in index)
-    return padded.permute(0, 2, 3, 1)[chosen].permute(0, 3, 1, 2).contiguous()
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,7 +128,11 @@ def test_every_method_is_tuned_with_as_many_candidates(tmp_path):
     unseen = {"tuning-few-shot": "validation", "tuning-loss": "aside"}  # by what is trained
     for name, used_by in (("tuning-few-shot", "table-1"), ("tuning-loss", "figure-tuning")):
         grid, user = load_grid(name), load_grid(used_by)
-        methods = {method for setting in user.settings for method in user.methods(setting)}
+        methods = {
+            about.get("settings_of", method)
+            for setting in user.settings
+            for method, about in user.methods(setting).items()
+        }
         assert set(grid.settings) == methods
         tried = [len({run.method for run in grid.runs() if run.setting == m}) for m in methods]
         assert len(set(tried)) == 1
@@ -157,6 +161,15 @@ def test_a_setting_may_have_its_own_tuning_for_some_methods(tmp_path):
     for run in load_grid("table-1", tuned).runs(Changes(seeds=1, only=["*/rabo/*", "*/oap/*"])):
         own = {"beta": 3.0 if run.setting.startswith("20") else 5.0}
         assert run.experiment.algorithm_options == ({"alpha": 7.0} if run.method == "rabo" else own)
+
+
+def test_a_method_may_have_the_settings_of_another(tmp_path):
+    tuned = tmp_path / "tuned.json"
+    tuned.write_text(json.dumps({"loss-tuning": {"fedavg": {"beta": 7.0}, "rabo": {"alpha": 9.0}}}))
+    grid = load_grid("figure-tuning", tuned)
+    for run in grid.runs(Changes(seeds=1)):
+        is_single = grid.methods("cifar-10")[run.method]["kind"] == "single-level"
+        assert run.experiment.algorithm_options == ({"beta": 7.0} if is_single else {})
 
 
 def test_what_is_asked_for_wins_over_the_file():

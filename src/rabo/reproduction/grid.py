@@ -2,8 +2,9 @@
 
 A file has what all runs share (`experiment`), `settings` and `methods`, each with what it changes
 (`run`), and the paper's numbers. `tuned` names the family of settings that tuning has chosen; a
-setting may have one of its own, for methods that were tuned for it. `extends` names a file that it
-adds to, `runs` one whose runs it shows.
+setting may have one of its own, for methods that were tuned for it. A method with `settings_of` has
+those that were chosen for another. `extends` names a file that it adds to, `runs` one whose runs it
+shows.
 """
 
 import json
@@ -90,7 +91,11 @@ class Grid:
         own_setting, own_method = self.settings[setting], self.methods(setting)[method]
         options = merge(
             self.content["experiment"],
-            {"algorithm_options": self._chosen_by_tuning(own_setting, method)},
+            {
+                "algorithm_options": self._chosen_by_tuning(
+                    own_setting, own_method.get("settings_of", method)
+                )
+            },
             own_setting.get("run", {}),
             own_method.get("run", {}),
         )

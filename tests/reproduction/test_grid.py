@@ -86,6 +86,8 @@ def test_every_run_of_a_grid_is_made_of_options_that_exist(name):
         own = ALGORITHMS[experiment.algorithm]
         if hasattr(own, "trained") and "beta" not in options:
             options["beta"] = 0.1  # as the task suggests
+        if "beta_x" in options:
+            options["levels"] = "both"  # as it suggests too
         make_algorithm(experiment.algorithm, **options)
 
 

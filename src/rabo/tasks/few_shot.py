@@ -85,9 +85,13 @@ class FewShotTask:
         options = {"num_inner_steps": 20, "momentum": 0.8, "alpha": 0.3}
         # x too, of whose curvature beta="auto" knows nothing; chosen on validation alphabets
         joint = {"levels": "both", "beta": 0.1, "momentum": 0.9, "num_inner_steps": 5}
+        single = dict(joint)
+        if self.heads == "per-task":  # which has few steps, and slopes that fall with the classes
+            single |= {"beta": 6.0 * self.ways, "beta_x": 0.03}
         own = {
             **equal_steps(20),
-            **dict.fromkeys(SINGLE_LEVEL, joint),
+            **dict.fromkeys(SINGLE_LEVEL, single),
+            "dist-protonet": joint,
             "dist-maml": {**joint, "adapt_rate": 2.0},
         }
         judge = _Judge(self, problem, test, rounds)

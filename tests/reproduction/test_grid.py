@@ -187,9 +187,11 @@ def test_what_is_asked_for_wins_over_the_file():
 def test_the_page_names_the_settings_that_were_chosen_at_the_border():
     folder = experiments_folder()
     page, chosen = (folder / "page.md").read_text(), json.loads((folder / TUNED).read_text())
-    for method in ("oap", "fedrolex", "static", "dist-protonet"):
+    own = chosen["few-shot"]["dist-protonet"]
+    assert f"(β = {own['beta']:g}, {own['num_inner_steps']} steps)" in page
+    for method in ("static", "oap", "fedrolex", "fiarse"):
         own = chosen["few-shot"][method]
-        assert f"(β = {own['beta']:g}, {own['num_inner_steps']} steps)" in page
+        assert f"the largest step of heads (β = {own['beta']:g})" in page
     assert f"(α = {chosen['few-shot']['fedmbo']['alpha']:g})" in page
 
 

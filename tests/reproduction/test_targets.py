@@ -163,4 +163,15 @@ def test_the_page_says_where_the_multiply_adds_of_its_runs_went():
         assert [float(number) for number in row.split(" | ")] == pytest.approx(shares, abs=0.01)
     for run in ("rabo", "rafbo"):
         for phase in (None, "update_inner", "estimate_outer"):
-            assert f"{cost_of(f'loss-tuning/{run}', phase) / 1e12:.0f} T" in page
+            spent = cost_of(f"figure-tuning/cifar-10/{run}/seed-0", phase)
+            assert f"{spent / 1e12:.0f} T" in page
+
+
+def test_the_page_says_what_all_rounds_of_fedmbo_would_cost_in_loss_tuning():
+    page = (ROOT / "experiments" / "page.md").read_text()
+    tried = "tuning-loss/fedmbo/candidate-2/seed-0"  # 40 rounds, the first 8 without an outer step
+    inner, both = cost_of(tried, "inner_slope"), cost_of(tried)
+    whole = inner * 100 / 40 + (both - inner) * 90 / 32
+    shares = [cost_of(f"figure-tuning/cifar-10/{m}/seed-0") / whole for m in ("rabo", "rafbo")]
+    assert f"{whole / 1e12:,.0f} T" in page
+    assert "{:.1f} and {:.1f} % of that".format(*(100 * share for share in shares)) in page

@@ -87,6 +87,10 @@ def rafbo_holds_less(rows):
     for row in rows:
         if row["algorithm"] == "RAFBO" and row["outer images"] == 64:
             assert row["x RABO's peak"] < 0.6
+    held = {(row["classifier"], row["outer images"]): row["∇f MB"] for row in rows}
+    for classifier, number in held:
+        if number == 256:  # four times the images
+            assert held[classifier, 256] > 3 * held[classifier, 64]
 
 
 @pytest.mark.parametrize(

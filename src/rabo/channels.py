@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,15 @@ from torch import Tensor
 from rabo.tree import Params
 
 ALWAYS = -1  # the unit of a position that every submodel keeps
+
+
+class Row(NamedTuple):
+    """What some dimensions of a tensor add to the position of an entry among all of a level."""
+
+    start: int
+    stride: int
+    whole: np.ndarray | None  # of dimensions that are not cut, which count as one
+    number: int  # of the vector of units along which the dimension is cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +79,18 @@ class Channels:
                     vectors.append(vector)
                 which[name[0]].setdefault(name[2:], {})[dim] = number
         return vectors, which
+
+    @cached_property
+    def layout(self) -> dict[str, dict[str, list[Row]]]:
+        """Where the entries of each tensor of a level lie, tensors side by side."""
+        found: dict[str, dict[str, list[Row]]] = {}
+        for level in ("x", "y"):
+            start, shapes, dims = 0, self.of(level)[0], self.distinct[1][level]
+            found[level] = {}
+            for name, shape in shapes.items():
+                found[level][name] = _layout(start, shape, dims.get(name, {}))
+                start += prod(shape)
+        return found
 
     def importance(self, x: Params, y: Params) -> Tensor:
         """Return the sum of squared weights that belong to each unit."""
@@ -137,6 +159,24 @@ class Channels:
             if kept:
                 axes[name] = kept
         return Channels(units, axes, self.shapes, {**self.whole, **whole})
+
+
+def _layout(start: int, shape: Sequence[int], dims: Mapping[int, int]) -> list[Row]:
+    stride, loose, rows = prod(shape), 1, []
+    for dim, size in enumerate(shape):
+        stride //= max(1, size)
+        number = dims.get(dim)
+        if number is None:
+            loose *= size
+            continue
+        if loose > 1:
+            rows.append(Row(0, 0, np.arange(loose) * (stride * size), -1))
+        rows.append(Row(0, stride, None, number))
+        loose = 1
+    if loose != 1 or not rows:
+        rows.append(Row(0, 0, np.arange(loose), -1))
+    rows[0] = rows[0]._replace(start=start)
+    return rows
 
 
 def shapes_of(x: Params, y: Params) -> dict[str, tuple[int, ...]]:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rabo.channels import ALWAYS, Channels
+from rabo.channels import ALWAYS, Channels, Row
 from rabo.tree import Params, cast, lay, num_bytes, pieces
 
 
@@ -182,7 +182,8 @@ class ElementMask(Part):
         return sum((mask.numel() + 7) // 8 for mask in self.mask.values())
 
 
-class Cut(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Cut:
     """The two submodels of one client: dual pruning.
 
     `kept` says which units are kept, by group; a problem that is made of modules needs only how
@@ -193,7 +194,7 @@ class Cut(NamedTuple):
     y: Part
     kept: Mapping[str, Tensor]
 
-    @property
+    @cached_property
     def widths(self) -> tuple[tuple[str, int], ...]:
         """How many units are kept in each group: equal for clients of equal shape."""
         return tuple((group, len(units)) for group, units in self.kept.items())
@@ -219,40 +220,21 @@ def cut(channels: Channels, kept: Mapping[str, Tensor], device: torch.device | N
             else shape
             for name, shape in shapes.items()
         }
-        rows = {} if small == shapes else _rows(shapes, dims, chosen, device)
+        rows = {} if small == shapes else _rows(channels.layout[level], chosen, device)
         counted = num_units if level == "x" else 0  # both halves are described by the same units
         halves[level] = Submodel(shapes, small, rows, counted, device)
     return Cut(halves["x"], halves["y"], dict(kept))
 
 
 def _rows(
-    shapes: Mapping[str, tuple[int, ...]],
-    dims: Mapping[str, Mapping[int, int]],
-    chosen: Sequence[np.ndarray],
-    device: torch.device | None,
+    layout: Mapping[str, Sequence[Row]], chosen: Sequence[np.ndarray], device: torch.device | None
 ) -> dict[str, list[Tensor]]:
     """Return what each cut dimension of each tensor adds to a position; one transfer for all."""
-    rows: list[np.ndarray] = []
-    numbers: dict[str, int] = {}  # of rows that a tensor has
-    start = 0
-    for name, shape in shapes.items():
-        stride, loose, own = prod(shape), 1, []
-        for dim, size in enumerate(shape):
-            stride //= max(1, size)
-            number = dims.get(name, {}).get(dim)
-            if number is None:
-                loose *= size  # whole dimensions that follow each other count as one
-                continue
-            if loose > 1:
-                own.append(np.arange(loose) * (stride * size))
-            own.append(chosen[number] * stride)
-            loose = 1
-        if loose != 1 or not own:
-            own.append(np.arange(loose))
-        own[0] = own[0] + start
-        rows += own
-        numbers[name] = len(own)
-        start += prod(shape)
+    rows = [
+        row.start + (row.whole if row.whole is not None else chosen[row.number] * row.stride)
+        for own in layout.values()
+        for row in own
+    ]
     flat = torch.from_numpy(np.concatenate(rows)).to(device, non_blocking=True)
     there = iter(flat.split([row.size for row in rows]))
-    return {name: [next(there) for _ in range(number)] for name, number in numbers.items()}
+    return {name: [next(there) for _ in own] for name, own in layout.items()}

@@ -72,7 +72,7 @@ def compare(name: str, num_outer: int, setting: Setting) -> list[dict[str, Any]]
 def client(name: str, num_outer: int, setting: Setting) -> ClientProblem:
     """Return a client with random images."""
     channels, size, width = CLASSIFIERS[name]
-    task = LossTuningTask(width=4 if setting.quick else width)
+    task = LossTuningTask(width=4 if setting.quick else width, outer_batch=num_outer)
     counts = torch.full((NUM_CLASSES,), 100.0, device=setting.device)
     generator = torch.Generator().manual_seed(0)
 

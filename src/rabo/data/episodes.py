@@ -42,18 +42,20 @@ def sample_tasks(
     chosen = order[:, :ways, None]
     order = torch.rand(num_tasks, ways, num_drawings, generator=generator).argsort(dim=2)
     drawings = order[:, :, : shots + queries]
-    flat = chosen * num_drawings + drawings
+    support, query = (chosen * num_drawings + drawings).split([shots, queries], dim=2)
+    index = torch.cat([support.flatten(1), query.flatten(1)], dim=1)
+    both = gather(characters.images, index)
     return Tasks(
-        support=gather(characters.images, flat[:, :, :shots]),
+        support=both[:, : ways * shots],
         support_labels=label(characters.images.device, num_tasks, ways, shots),
-        query=gather(characters.images, flat[:, :, shots:]),
+        query=both[:, ways * shots :],
         query_labels=label(characters.images.device, num_tasks, ways, queries),
     )
 
 
 def gather(images: Tensor, index: Tensor) -> Tensor:
-    """The drawings at index [J, ways, n] as float [J, ways * n, 1, height, width]."""
-    drawings = images.flatten(0, 1)[index.flatten(1).to(images.device, non_blocking=True)]
+    """The drawings at index [J, n] as float [J, n, 1, height, width]."""
+    drawings = images.flatten(0, 1)[index.to(images.device, non_blocking=True)]
     return drawings.unsqueeze(2).float() / 255
 
 

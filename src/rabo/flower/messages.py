@@ -1,6 +1,7 @@
 """Tasks and replies as Flower records: raw bytes with names, types and shapes, never pickle."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -169,7 +170,7 @@ def read_cut(
         for level in ("x", "y")
         if CUT + level in vectors
     }
-    return found._replace(**masks)
+    return replace(found, **masks)
 
 
 def _masks(

@@ -9,9 +9,10 @@ import rabo
 from rabo.data.glyphs import make_glyphs
 from rabo.experiment import Experiment, run
 from rabo.masks import Random, Whole
+from rabo.models.convolutional import Conv4, ResNet12
 from rabo.seeding import stream
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
-from rabo.tasks.few_shot import FewShotTask, represent
+from rabo.tasks.few_shot import FewShotTask, all_at_once, represent
 from rabo.tree import leaves
 
 SMALL = {"backbone": "conv4", "channels": "8", "queries": 3, "tasks": 3}
@@ -29,6 +30,19 @@ def test_features_of_a_task_do_not_depend_on_the_tasks_beside_it():
     together = problem.features(x, batch.outer)
     alone = problem.features(x, tuple(part[1:2] for part in batch.outer))
     torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", [Conv4(6), ResNet12((4, 5, 6, 7))])
+def test_tasks_side_by_side_have_the_features_and_slopes_of_tasks_one_by_one(backbone):
+    backbone = backbone.double()
+    images = torch.rand(3, 7, 1, 28, 28, dtype=torch.float64, generator=stream(0))
+    along = torch.rand(3, 7, backbone(images[0]).shape[1], generator=stream(1)).double()
+    together = all_at_once(backbone, images)
+    apart = torch.stack([backbone(task) for task in images])
+    torch.testing.assert_close(together, apart)
+    params = list(backbone.parameters())
+    slopes = [torch.autograd.grad((z * along).sum(), params) for z in (together, apart)]
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9)
 
 
 def test_heads_of_tasks_are_trained_apart():

@@ -129,10 +129,12 @@ class _Features(nn.Sequential):
     """Layers on images, in the order in memory that suits their kernels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if not has_kernels(input):
+        if has_kernels(input):
+            images = _channels_last(input)
+            return super().forward(images.to(self._precision(images))).to(input.dtype)
+        if input.is_cuda or _num_tasks.get() > 1 or _is_transformed():
             return super().forward(input)
-        images = _channels_last(input)
-        return super().forward(images.to(self._precision(images))).to(input.dtype)
+        return super().forward(_channels_last(input))
 
     def _precision(self, images: Tensor) -> torch.dtype:
         """Return in what images and weights are kept; sums and statistics are in float32."""
@@ -263,7 +265,7 @@ class _Block18(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 with the 3x3 stem for 32x32 images; on a GPU these lie channels-last."""
+    """ResNet-18 with the 3x3 stem for 32x32 images, which lie channels-last."""
 
     def __init__(self, num_classes: int = 10, width: int = 64, in_channels: int = 3):
         super().__init__()
@@ -278,7 +280,7 @@ class ResNet18(nn.Module):
         self.classifier = nn.Linear(channels, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)
+        if not _is_transformed():
+            images = _channels_last(images)
         out = self.stages(F.relu(self.stem_norm(self.stem(images))))
         return self.classifier(torch.flatten(F.adaptive_avg_pool2d(out, 1), 1))

@@ -190,17 +190,23 @@ class FewShotTask:
 
 
 def represent(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
-    """Features of all tasks at once, with batch statistics of each task, of unit size on average.
+    """Features of all tasks, with batch statistics of each task, of unit size on average.
 
     Their size bounds the curvature of the head's problem, l_{g,1}, whatever the backbone does.
     """
-    num_tasks, num_images = data[0].shape[:2]
-    with side_by_side(num_tasks):
-        z = x(data[0].transpose(0, 1).flatten(0, 1))
-    z = z.reshape(num_images, num_tasks, -1).transpose(0, 1)
+    images = data[0]
+    # all at once to keep a GPU busy; one by one what a processor has in its caches stays there
+    z = all_at_once(x, images) if images.is_cuda else torch.stack([x(task) for task in images])
     # bounded before the root, whose slope at zero is infinite: a submodel may have no features left
     size = z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).clamp(min=1e-12)
     return z / size.sqrt()
+
+
+def all_at_once(x: Any, images: Tensor) -> Tensor:
+    num_tasks, num_images = images.shape[:2]
+    with side_by_side(num_tasks):
+        z = x(images.transpose(0, 1).flatten(0, 1))
+    return z.reshape(num_images, num_tasks, -1).transpose(0, 1)
 
 
 def _cross_entropy(z: Tensor, y: Any, data: tuple[Tensor, Tensor]) -> Tensor:

@@ -107,6 +107,9 @@ def test_digits_learns_on_unequal_clients(tmp_path):
         (["quadratic", "--min-replies", "11"], "at most the number of clients, 10"),
         (["quadratic", "--dim-x", "0"], "dim_x must be at least 1"),
         (["digits", "--width", "0"], "width must be at least 1"),
+        (["digits", "--option", "momentum=abc"], "momentum must be a number, got 'abc'"),
+        (["digits", "--option", "num_inner_steps=1.5"], "num_inner_steps must be a whole number"),
+        (["digits", "--runtime", "fast"], "Known: auto, grouped, plain, recorded"),
         (["few-shot", "--ways", "1"], "ways must be at least 2"),
         (["few-shot", "--channels", "wide"], "channels must be widths such as 64,160,320,640"),
         (["few-shot", "--dataset", "omniglot", "--data-root", "/nowhere"], "use --download"),
@@ -118,6 +121,16 @@ def test_a_wrong_argument_gives_one_clear_line_and_no_traceback(tmp_path, argume
     assert done.exit_code == 1
     assert message in text
     assert "Traceback" not in text
+
+
+def test_an_option_by_name_is_the_flag_and_both_are_refused(tmp_path):
+    given = ("run", "digits", "--rounds", 1, "--clients", 2, "--option", "num_inner_steps=3")
+    assert call(*given, "--out", tmp_path / "run").exit_code == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["algorithm_options"] == {"num_inner_steps": 3}
+    twice = call(*given, "--inner-steps", 4, "--out", tmp_path / "twice")
+    assert twice.exit_code == 2
+    assert "num_inner_steps must be given once" in " ".join(twice.output.split())
 
 
 def test_a_file_in_the_way_of_a_folder_gives_one_clear_line(tmp_path):
@@ -258,3 +271,15 @@ def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
     assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1
     assert call(*asked, "--rounds", 0, "--out", tmp_path / "none").exit_code == 1
     assert "study-errata" in call("reproduce", "--help").output
+    unknown = call(*asked, "--option", "nonsense=3", "--out", tmp_path / "none")
+    assert "unknown option of quadratic 'nonsense'" in " ".join(unknown.output.split())
+    nowhere = call(*asked, "--tuned", tmp_path / "none.json", "--out", tmp_path / "none")
+    assert "tuned must be a file" in " ".join(nowhere.output.split())
+
+
+def test_a_page_of_no_runs_is_refused_and_the_old_one_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = call("reproduce", "page")
+    assert done.exit_code == 1
+    assert "results must hold runs" in " ".join(done.output.split())
+    assert not (tmp_path / "docs").exists()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import rabo
 from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedAvg, FedMBO
@@ -12,6 +13,7 @@ from rabo.federation import Federation
 from rabo.hypergradients import ConjugateGradient, CoordinateDifference, Neumann
 from rabo.runtimes import Grouped, InProcess, Recorded
 from rabo.tasks import TASKS
+from rabo.tasks.image_batches import ImageBatches
 
 ROUNDS = 5
 
@@ -137,6 +139,31 @@ def test_batches_that_are_views_or_change_their_size_are_followed(sample):
     for name, value in plain.state.x.items():  # views lie elsewhere in memory: other rounding
         torch.testing.assert_close(fast.state.x[name], value, rtol=1e-5, atol=1e-6)
     assert all(map(torch.equal, before, clients[0].problem.data.inner)), "data were written to"
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_batches_of_all_steps_at_once_are_those_of_each_step(augment):
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (30, 3, 8, 8), generator=g, dtype=torch.uint8)
+    data = (images, torch.randint(3, (30,), generator=g))
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    problem = rabo.Problem(
+        inner=lambda x, y, d: F.cross_entropy(y(d[0]) + x["l"], d[1]),
+        outer=lambda x, y, d: F.cross_entropy(y(d[0]), d[1]),
+        x={"l": torch.zeros(3)},
+        y=net,
+        prune="none",
+        sample=ImageBatches(6, 5, augment),
+    )
+    clients = [rabo.Client(problem.on(inner=data, outer=data)) for _ in range(2)]
+    algorithm = RABO(num_inner_steps=3, beta=0.05)
+    plain, _, _ = run(InProcess, clients, algorithm)
+    fast, _, runtime = run(Recorded, clients, algorithm)
+    assert any(found for local in runtime._kept.values() for found in local.recordings.values())
+    for level in ("x", "y"):
+        found, truth = getattr(fast.state, level), getattr(plain.state, level)
+        assert all(torch.equal(found[name], truth[name]) for name in truth)
 
 
 def test_a_recording_that_turns_to_nan_names_the_client():

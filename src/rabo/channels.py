@@ -25,9 +25,9 @@ class Row(NamedTuple):
     """What some dimensions of a tensor add to the position of an entry among all of a level."""
 
     start: int
-    stride: int
-    whole: np.ndarray | None  # of dimensions that are not cut, which count as one
-    number: int  # of the vector of units along which the dimension is cut
+    whole: np.ndarray | None = None  # of dimensions that are not cut
+    number: int = -1  # else that of the vector of units along which the dimension is cut
+    stride: int = 0  # of that dimension
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +162,7 @@ class Channels:
 
 
 def _layout(start: int, shape: Sequence[int], dims: Mapping[int, int]) -> list[Row]:
+    """Return a row for each cut dimension; whole ones that follow each other count as one."""
     stride, loose, rows = prod(shape), 1, []
     for dim, size in enumerate(shape):
         stride //= max(1, size)
@@ -170,11 +171,11 @@ def _layout(start: int, shape: Sequence[int], dims: Mapping[int, int]) -> list[R
             loose *= size
             continue
         if loose > 1:
-            rows.append(Row(0, 0, np.arange(loose) * (stride * size), -1))
-        rows.append(Row(0, stride, None, number))
+            rows.append(Row(0, np.arange(loose) * (stride * size)))
+        rows.append(Row(0, number=number, stride=stride))
         loose = 1
     if loose != 1 or not rows:
-        rows.append(Row(0, 0, np.arange(loose), -1))
+        rows.append(Row(0, np.arange(loose)))
     rows[0] = rows[0]._replace(start=start)
     return rows
 

@@ -54,8 +54,8 @@ def algorithm_options(
     ] = None,
 ) -> dict[str, Any]:
     """Return what was given of the options that most algorithms have."""
-    given = {
-        **dict(map(_parse_option, option or [])),
+    others = dict(map(_parse_option, option or []))
+    flags = {
         "policy": policy,
         "hypergradient": hypergradient,
         "hessian": hessian,
@@ -65,7 +65,10 @@ def algorithm_options(
         "levels": levels,
         "num_inner_steps": inner_steps,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if twice := others.keys() & given.keys():
+        raise typer.BadParameter(f"{', '.join(sorted(twice))} must be given once, got two values")
+    return {**others, **given}
 
 
 def _parse_option(text: str) -> tuple[str, Any]:

@@ -134,6 +134,8 @@ class Experiment:
         if getattr(kind, "own_policy", None) or not isinstance(kind().policy, Importance):
             advice.pop("policy", None)  # it is published with other masks, or none
         advice |= setup.own_options.get(self.algorithm, {})
+        if "beta" in self.algorithm_options or self.algorithm_options.get("levels") == "y":
+            advice.pop("beta_x", None)  # it goes with the beta that is suggested, for both levels
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
         if isinstance(options.get("beta"), Mapping):  # a schedule over all rounds
@@ -172,9 +174,9 @@ class Experiment:
         )
         on_gpu = choose_device(self.device).startswith("cuda")
         fastest = ("recorded" if why else "grouped") if on_gpu else "plain"
-        name = fastest if self.runtime == "auto" else self.runtime
         problems = {i: client.problem for i, client in enumerate(setup.clients)}
-        return lookup("runtime", name, RUNTIMES)(problems)
+        known = {**RUNTIMES, "auto": RUNTIMES[fastest]}
+        return lookup("runtime", self.runtime, known)(problems)
 
 
 def run(

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
-from typing import Any
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
@@ -37,9 +39,22 @@ def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
         return algorithm
     kind = lookup("algorithm", algorithm, ALGORITHMS)
     known = {option.name: option for option in fields(kind)}
-    for name in options:
+    hints = get_type_hints(kind)
+    for name, value in options.items():
         lookup(f"option of {algorithm}", name, known)
+        _check_number(name, value, hints[name])
     return kind(**{name: _made(name, value) for name, value in options.items()})
+
+
+def _check_number(option: str, value: Any, hint: Any) -> None:
+    """Refuse what is no number where nothing else is meant."""
+    kinds = set(get_args(hint) or (hint,)) - {NoneType}
+    if value is None or not kinds <= {int, float}:
+        return
+    if kinds == {int} and (not isinstance(value, Integral) or isinstance(value, bool)):
+        raise ValueError(f"{option} must be a whole number, got {value!r}")
+    if not isinstance(value, Real):
+        raise ValueError(f"{option} must be a number, got {value!r}")
 
 
 def _made(option: str, value: Any) -> Any:

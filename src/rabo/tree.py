@@ -47,7 +47,9 @@ def as_leaves(tree: Any) -> Any:
 
 @torch.no_grad()
 def plus(params: Params, factor: float | Tensor, others: Params) -> dict[str, Tensor]:
-    """Return params + factor · others, with few kernels for all of them."""
+    """Return params + factor · others, which have the same names, with few kernels for all."""
+    if params.keys() != others.keys():
+        raise ValueError(f"names must be {list(params)}, got {list(others)}")
     if not params:
         return {}
     ways = [others[name] for name in params]

@@ -84,7 +84,10 @@ def test_every_character_gets_every_label_about_equally_often():
     ("changed", "message"),
     [
         ({"ways": 4}, "ways must be at most the 3 characters, got 4; lower ways"),
-        ({"queries": 4}, r"at most the 4 drawings of a character, got 1 \+ 4; lower queries"),
+        (
+            {"queries": 4},
+            r"at most the 4 drawings of a character, got 1 \+ 4; lower shots or queries",
+        ),
         ({"ways": 0}, "at least 1, got 0, 1, 1 and 1"),
         ({"shots": 0}, "at least 1, got 2, 0, 1 and 1"),
         ({"num_tasks": 0}, "at least 1, got 2, 1, 1 and 0"),

@@ -193,6 +193,9 @@ def test_the_page_names_the_settings_that_were_chosen_at_the_border():
         own = chosen["few-shot"][method]
         assert f"the largest step of heads (β = {own['beta']:g})" in page
     assert f"(α = {chosen['few-shot']['fedmbo']['alpha']:g})" in page
+    single, bilevel = (chosen["loss-tuning"][m] for m in ("fedavg", "fedmbo"))
+    steps = f"(β from {single['beta']['start']:g}, α = {bilevel['alpha']:g})"
+    assert f"chose the smallest step that was tried {steps}" in page
 
 
 @pytest.mark.parametrize("asked", [{"rounds": 0}, {"seeds": 0}, {"rounds": -1}])

@@ -167,6 +167,20 @@ def test_the_page_says_where_the_multiply_adds_of_its_runs_went():
             assert f"{spent / 1e12:.0f} T" in page
 
 
+def test_the_page_says_how_far_the_run_of_fedmbo_got_that_was_cut():
+    page = (ROOT / "experiments" / "page.md").read_text()
+
+    def after(folder, rounds):
+        lines = (ROOT / "results" / folder / "curve.jsonl").read_text().splitlines()
+        points = {(p := json.loads(line))["round"]: p["metrics"] for line in lines}
+        return 100 * points[rounds]["balanced_accuracy"]
+
+    cut, own = (
+        after(f, 70) for f in ("loss-tuning/fedmbo-cut", "figure-tuning/cifar-10/rabo/seed-0")
+    )
+    assert f"it was at {cut:.2f}\nafter 70, where RABO was at {own:.2f}" in page
+
+
 def test_the_page_says_what_all_rounds_of_fedmbo_would_cost_in_loss_tuning():
     page = (ROOT / "experiments" / "page.md").read_text()
     tried = "tuning-loss/fedmbo/candidate-2/seed-0"  # 40 rounds, the first 8 without an outer step

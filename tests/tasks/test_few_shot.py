@@ -155,6 +155,25 @@ def test_impossible_tasks_say_what_must_hold(options, message):
         FewShotTask(**{**SMALL, **options}).build([1.0], 1, 0, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "options", "heads", "steps"),
+    [
+        ("static", {}, "per-task", (30.0, 0.03)),
+        ("static", {"beta": 0.3}, "per-task", (0.3, None)),  # what is given is for both levels
+        ("static", {"beta": 3.0, "beta_x": 0.1}, "per-task", (3.0, 0.1)),
+        ("static", {"beta_x": 0.1}, "per-task", (30.0, 0.1)),
+        ("fedavg", {"levels": "y"}, "per-task", (30.0, None)),
+        ("static", {}, "shared", (0.1, None)),
+        ("dist-protonet", {}, "per-task", (0.1, None)),
+    ],
+)
+def test_single_level_methods_get_a_step_size_for_each_level(algorithm, options, heads, steps):
+    task = {**SMALL, "heads": heads}
+    given = {"task_options": task, "algorithm": algorithm, "algorithm_options": options}
+    _, made = Experiment(task="few-shot", clients=2, rounds=1, device="cpu", **given).build()
+    assert (made.beta, made.beta_x) == steps
+
+
 def test_more_clients_than_characters_is_refused():
     with pytest.raises(ValueError, match="number of clients must lie in"):
         FewShotTask(**SMALL).build([1.0] * 1000, 1, 0, "cpu")

@@ -1,9 +1,10 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
 from rabo.problem import Batch
 from rabo.seeding import stream
-from rabo.tasks.image_batches import ImageBatches, crop, draw_places, prepare
+from rabo.tasks.image_batches import MARGIN, ImageBatches, crop, draw_places, prepare
 from rabo.tree import leaves
 
 
@@ -13,17 +14,24 @@ def images_of(number, seed):
 
 
 def test_crops_and_flips_only_move_pixels():
-    images = torch.arange(2 * 3 * 8 * 8.0).reshape(2, 3, 8, 8) + 1
-
-    def moved_by(seed):
-        return crop(images, draw_places(2, (8, 8), stream(seed)))
-
+    images = torch.arange(6 * 3 * 8 * 8.0).reshape(6, 3, 8, 8) + 1
+    padded = F.pad(images, [MARGIN] * 4)
+    windows = padded.unfold(2, 8, 1).unfold(3, 8, 1)  # all shifts, down and right
+    seen = set()
     for seed in range(5):
-        for image, source in zip(moved_by(seed), images, strict=True):
-            kept = image[image > 0]
-            assert set(kept.tolist()) <= set(source.flatten().tolist())
-            assert len(kept) >= 3 * 4 * 4
-    assert any(not torch.equal(moved_by(seed), images) for seed in range(3))
+        moved = crop(images, draw_places(6, (8, 8), stream(seed)))
+        for image, shifts in zip(moved, windows, strict=True):
+            found = [
+                (down, right, mirrored)
+                for down in range(2 * MARGIN + 1)
+                for right in range(2 * MARGIN + 1)
+                for mirrored in (False, True)
+                if torch.equal(image, shifts[:, down, right].flip([2] if mirrored else []))
+            ]
+            assert len(found) == 1
+            seen |= set(found)
+    assert len(seen) > 20
+    assert {mirrored for _, _, mirrored in seen} == {False, True}
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -36,6 +44,8 @@ def test_batches_of_several_steps_are_those_of_each(augment):
         alone = sample(data, stream(seed))
         assert all(map(torch.equal, leaves(batch), leaves(alone)))
         assert len(set(batch.inner[1].tolist())) == 7  # without replacement
+        if not augment:
+            assert torch.equal(batch.inner[0], prepare(data.inner[0][batch.inner[1]]))
         judged = prepare(data.outer[0][batch.outer[1]])
         assert torch.equal(batch.outer[0], judged)
 

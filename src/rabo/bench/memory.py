@@ -1,8 +1,7 @@
 """Second-order-free against second-order rounds where y is a deep net: RAFBO and RABO.
 
 Loss tuning on random images, with the options that the task gives both. The outer batch is drawn
-from what a client has for validation: as many images as the task takes at most, or as many as an
-inner step has.
+from what a client has for validation: four times as many images as the task takes, or as many.
 """
 
 from dataclasses import replace

@@ -82,5 +82,5 @@ def check_task(
     if shots + queries > num_drawings:
         raise ValueError(
             f"shots + queries must be at most the {num_drawings} drawings of a character, got "
-            f"{shots} + {queries}; lower queries"
+            f"{shots} + {queries}; lower shots or queries"
         )

@@ -46,7 +46,10 @@ def dirichlet(
     """
     check_clients(len(labels), num_clients, "items")
     if not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"alpha must be positive and finite, got {alpha}; use iid for no skew")
+        raise ValueError(
+            f"the concentration (alpha) must be positive and finite, got {alpha}; use iid for no "
+            "skew"
+        )
     # torch draws from a Dirichlet only with its global generator, so numpy takes a seed from ours.
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     random = np.random.default_rng(seed)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rabo.reproduction.estimators import measure_estimators
 from rabo.reproduction.grid import (
     TUNED,
     Changes,
+    check_options,
     experiments_folder,
     known_grids,
     load_grid,
@@ -57,11 +57,15 @@ def reproduce(
     written to, `tuned`; a tuning with other rounds or options is a trial and writes to `out`.
     """
     begun, left = clock(), 0
-    tuned = tuned or experiments_folder() / TUNED
+    given, tuned = tuned, tuned or experiments_folder() / TUNED
     grids = [load_grid(each, tuned) for each in expand(name)]
+    if given and not given.exists() and not any("candidates" in g.content for g in grids):
+        raise ValueError(f"tuned must be a file of settings that tuning has written, got {given}")
     if not any(grid.runs(changes) for grid in grids):
-        some = grids[0].runs(replace(changes, only=()))[0].name
+        some = grids[0].runs()[0].name
         raise ValueError(f"only must match some run, such as {some}, got {list(changes.only)}")
+    for grid in grids:
+        check_options(grid.runs(changes))
     for grid in grids:
         if not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)

@@ -39,6 +39,9 @@ def collect(grid: Grid, out: Path, tuned: Path, changes: Changes | None = None) 
         shares = [share._asdict() for share in shares_of(grid, records)]
         (shown / "relative.json").write_text(json.dumps(shares, indent=1) + "\n")
         (shown / "table.md").write_text(shares_table(grid, records) + "\n")
+        if not shares:  # nothing to compare with yet
+            (shown / "figure.png").unlink(missing_ok=True)
+            return said
     if shows in FIGURES:
         said += _draw(grid, FIGURES[shows], records, shown)
     return said

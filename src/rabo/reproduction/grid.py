@@ -34,7 +34,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return f"{self.setting}/{self.method}/seed-{self.experiment.seed}"
+        return _name(self.setting, self.method, self.experiment.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +79,13 @@ class Grid:
         """Return all runs, a seed of all methods before the next seed."""
         changes = changes or Changes()
         seeds = self.content["seeds"] if changes.seeds is None else changes.seeds
-        found = [
+        return [
             self._run(setting, method, seed, changes)
             for seed in range(seeds)
             for setting in self.settings
             for method in self.methods(setting)
+            if _is_chosen(_name(setting, method, seed), changes.only)
         ]
-        return [run for run in found if _is_chosen(run.name, changes.only)]
 
     def _run(self, setting: str, method: str, seed: int, changes: Changes) -> Run:
         own_setting, own_method = self.settings[setting], self.methods(setting)[method]
@@ -120,6 +120,19 @@ def _as_options(task: str, changes: Changes) -> dict[str, Any]:
     texts = {f.name for f in fields(TASKS[task]) if isinstance(f.default, str)}  # type: ignore[arg-type]
     given = (changes.task_options or {}).items()
     return {name: str(value) if name in texts else value for name, value in given}
+
+
+def check_options(runs: Iterable[Run]) -> None:
+    """Refuse options that the task of a run does not have."""
+    for run in runs:
+        task = run.experiment.task
+        known = {f.name: f for f in fields(TASKS[task])}  # type: ignore[arg-type]
+        for name in run.experiment.task_options:
+            lookup(f"option of {task}", name, known)
+
+
+def _name(setting: str, method: str, seed: int) -> str:
+    return f"{setting}/{method}/seed-{seed}"
 
 
 def _is_chosen(name: str, patterns: Sequence[str]) -> bool:

@@ -48,7 +48,13 @@ class Request:
     def perform(self, say: Callable[[str], None] = print) -> int:
         """Do what is asked; return 0, or 3 where runs are left."""
         if self.name == PAGE:
-            write_page(self.out or COMMITTED, PAGE_PATH)
+            folder = self.out or COMMITTED
+            if not any(folder.glob("*/**/summary.json")):
+                raise ValueError(
+                    f"{folder} must hold runs, got none; call it where {COMMITTED} lies, or name "
+                    "the folder of a reproduction (--out)"
+                )
+            write_page(folder, PAGE_PATH)
             say(f"written: {PAGE_PATH}")
             return 0
         if self.data_root:

@@ -112,6 +112,7 @@ class StaticLocal(Local):
 
 
 def draw_all(problem: BilevelProblem, task: Task, client: int, purposes: Purposes) -> list[Batch]:
+    """Draw for all purposes at once where a problem has `batches`, else one by one."""
     streams = [batch_stream(task, client, purpose) for purpose in purposes]
     batches = getattr(problem, "batches", None)
     return batches(streams) if batches else [problem.batch(s) for s in streams]

@@ -29,24 +29,23 @@ class ImageBatches:
         size = data.inner[0].shape[-2:]
         drawn = [self._draw(data, size, generator) for generator in generators]
         images, labels = _take(data.inner, [d.inner for d in drawn])
-        if self.augment:
-            images = crop(images, torch.cat([d.places for d in drawn]))
+        places = [d.places for d in drawn if d.places is not None]
+        if places:
+            images = crop(images, torch.cat(places))
         held, held_labels = _take(data.outer, [d.outer for d in drawn])
         parts = [t.chunk(len(drawn)) for t in (images, labels, held, held_labels)]
         return [Batch((i, n), (h, m)) for i, n, h, m in zip(*parts, strict=True)]
 
     def _draw(self, data: Batch, size: Sequence[int], generator: Generator) -> "_Drawn":
         inner = torch.randperm(len(data.inner[1]), generator=generator)[: self.inner]
-        places = inner
-        if self.augment:
-            places = draw_places(len(inner), size, generator)
+        places = draw_places(len(inner), size, generator) if self.augment else None
         outer = torch.randperm(len(data.outer[1]), generator=generator)[: self.outer]
         return _Drawn(inner, places, outer)
 
 
 class _Drawn(NamedTuple):
     inner: Tensor
-    places: Tensor
+    places: Tensor | None
     outer: Tensor
 
 
@@ -66,7 +65,7 @@ def draw_places(number: int, size: Sequence[int], generator: Generator) -> Tenso
 
 
 def crop(images: Tensor, places: Tensor) -> Tensor:
-    """Shift images by up to four pixels and mirror some, as drawn."""
+    """Shift images by up to MARGIN pixels and mirror some, as drawn."""
     number, height = len(images), images.shape[2]
     padded = F.pad(images, [MARGIN] * 4).permute(0, 2, 3, 1)
     places = places.to(images.device, non_blocking=True)

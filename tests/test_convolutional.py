@@ -1,0 +1,48 @@
+"""Layouts in memory change how fast a network is, not what it computes."""
+
+import pytest
+import torch
+
+from rabo.experiment import Experiment
+from rabo.models import convolutional
+from rabo.models.convolutional import ResNet18
+from rabo.seeding import stream
+
+
+def derivatives(net, images):
+    """A loss, its gradient, and a Hessian product."""
+    params = list(net.parameters())
+    loss = net(images).square().mean()
+    slopes = torch.autograd.grad(loss, params, create_graph=True)
+    product = torch.autograd.grad(sum(s.sum() for s in slopes), params)
+    return [loss, *slopes, *product]
+
+
+def test_channels_last_on_a_gpu_is_the_usual_order(monkeypatch):
+    torch.manual_seed(0)
+    net = ResNet18(width=2).double()
+    images = torch.rand(3, 3, 16, 16, dtype=torch.float64, generator=stream(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(convolutional, "_channels_last", lambda images: images)
+        usual = derivatives(net, images)
+    on_cpu = derivatives(net, images)
+    monkeypatch.setattr(convolutional, "_is_on_gpu", lambda images: True)
+    on_gpu = derivatives(net, images)
+    torch.testing.assert_close(on_cpu, usual, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(on_gpu, usual, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["dist-maml", "rabo"])
+def test_transforms_do_not_ask_for_layouts(algorithm, monkeypatch):
+    monkeypatch.setattr(convolutional, "_is_on_gpu", lambda images: True)
+    options = {"backbone": "conv4", "channels": "4", "queries": 2, "tasks": 2, "test_tasks": 2}
+    experiment = Experiment(
+        task="few-shot",
+        task_options=options,
+        algorithm=algorithm,
+        clients=1,
+        rounds=1,
+        device="cpu",
+    )
+    federation, _ = experiment.federation()
+    assert len(list(federation.run(1))) == 1

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from rabo.experiment import run
+from rabo.reproduction import request
 from rabo.reproduction.collect import collect
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.records import cells_of, read_records
@@ -120,6 +121,19 @@ def test_a_run_that_diverges_is_on_record_and_the_others_go_on(tmp_path):
     assert [cell.value is None for cell in cells] == [True, False]
     collect(grid, tmp_path, tmp_path / "tuned.json", changes)
     assert "| diverged |" in (tmp_path / NAME / "table.md").read_text()
+
+
+def test_a_request_downloads_the_data_of_its_runs_once(tmp_path, monkeypatch):
+    loaded = []
+    for name in request.DOWNLOADS:
+        monkeypatch.setitem(
+            request.DOWNLOADS, name, lambda download, name=name: loaded.append((name, download))
+        )
+    asked = Request(name="table-1", out=tmp_path, collect=True)
+    asked.perform()
+    assert loaded == []
+    replace(asked, download=True).perform()
+    assert loaded == [("omniglot", True)]
 
 
 def test_a_request_runs_collects_and_says_what_is_left(tmp_path):

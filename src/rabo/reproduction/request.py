@@ -7,12 +7,15 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
+from rabo.data.cifar10 import load_cifar10
+from rabo.data.omniglot import load_omniglot
 from rabo.experiment import parse_option
-from rabo.reproduction import names, reproduce
-from rabo.reproduction.grid import Changes
+from rabo.reproduction import expand, names, reproduce
+from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.page import write_page
 
 DATA = "RABO_DATA"
+DOWNLOADS: dict[str, Callable[..., Any]] = {"omniglot": load_omniglot, "cifar10": load_cifar10}
 PAGE, PAGE_PATH, COMMITTED = "page", Path("docs/results.md"), Path("results")
 
 
@@ -33,6 +36,7 @@ class Request:
     data_root: Annotated[str | None, "folder of the data (else RABO_DATA, else the user cache)"] = (
         None
     )
+    download: Annotated[bool, "download data that are missing"] = False
     option: Annotated[Sequence[str], "another option of the task: NAME=VALUE"] = field(
         default_factory=list
     )
@@ -66,6 +70,8 @@ class Request:
             task_options=dict(map(parse_option, self.option)),
             only=tuple(self.only),
         )
+        if self.download:
+            self._fetch(changes)
         left = reproduce(
             self.name,
             self.folder,
@@ -77,6 +83,14 @@ class Request:
             say=say,
         )
         return 3 if left else 0
+
+    def _fetch(self, changes: Changes) -> None:
+        """Load once what runs need; not an option of theirs: it is no part of a result."""
+        grids = [load_grid(each) for each in expand(self.name)]
+        options = [run.experiment.task_options for grid in grids for run in grid.runs(changes)]
+        for dataset in dict.fromkeys(each.get("dataset") for each in options):
+            if dataset in DOWNLOADS:
+                DOWNLOADS[dataset](download=True)
 
     @classmethod
     def declare(cls, parser: ArgumentParser) -> None:

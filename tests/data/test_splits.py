@@ -138,7 +138,7 @@ def test_dirichlet_gives_up_after_the_allowed_draws():
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_alpha_that_is_not_positive_and_finite_is_refused(alpha: float):
-    with pytest.raises(ValueError, match="alpha must be positive and finite"):
+    with pytest.raises(ValueError, match="must be positive and finite"):
         dirichlet(torch.tensor([0, 1]), 2, alpha, generator())
 
 

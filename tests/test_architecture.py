@@ -11,7 +11,7 @@ LAYERS = [
     ["tree", "seeding", "errors"],
     ["channels", "metering", "curvature", "export", "models", "data"],
     ["submodel", "resources"],
-    ["compact", "covering"],
+    ["compact", "covering", "bilevel"],
     ["aggregation"],
     ["discovery"],
     ["problem"],
@@ -62,7 +62,7 @@ def test_an_estimator_never_sees_a_mask_and_a_mask_never_sees_a_loss():
         if package_of(path) == "hypergradients":
             assert "masks" not in imports_of(path)
         if package_of(path) == "masks":
-            assert not {"problem", "hypergradients"} & imports_of(path)
+            assert not {"bilevel", "problem", "hypergradients"} & imports_of(path)
 
 
 def test_only_the_flower_package_imports_flower():

@@ -2,6 +2,7 @@
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.clients import Client, OnDemand
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
@@ -26,7 +27,7 @@ from rabo.masks import (
     Static,
     Threshold,
 )
-from rabo.problem import Batch, BilevelProblem, Problem
+from rabo.problem import Problem
 from rabo.resources import Budget
 from rabo.rounds import Result, Round
 from rabo.runtimes import Privacy, Tolerance

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rabo.problem import BilevelProblem, Problem
+from rabo.bilevel import BilevelProblem
+from rabo.problem import Problem
 from rabo.resources import Budget, Resources, check_capacity
 
 

@@ -19,7 +19,7 @@ from problems import (
     truncated_series,
 )
 from rabo.algorithms import FedMBO, State
-from rabo.problem import Batch
+from rabo.bilevel import Batch
 from rabo.tasks.quadratic import ClosedForm
 
 STILL = 1e-200  # a step size that leaves y where it is

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from rabo.aggregation import Aggregate
+from rabo.bilevel import BilevelProblem
 from rabo.channels import Channels
 from rabo.masks import MaskPolicy, Whole
-from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Runtime
 from rabo.seeding import stream
 from rabo.submodel import Cut

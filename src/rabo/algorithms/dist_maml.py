@@ -8,7 +8,8 @@ from torch.func import grad, vmap
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.problem import Batch, ClientProblem
+from rabo.bilevel import Batch
+from rabo.problem import ClientProblem
 from rabo.runtimes.base import Local
 from rabo.tree import Params, leaves, map_leaves
 

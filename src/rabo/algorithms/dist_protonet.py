@@ -9,7 +9,8 @@ from torch import Tensor
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.problem import Batch, BilevelProblem, ClientProblem
+from rabo.bilevel import Batch, BilevelProblem
+from rabo.problem import ClientProblem
 from rabo.runtimes.base import Local
 from rabo.tree import Params
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rabo.algorithms.base import State
 from rabo.algorithms.single_level import SingleLevel
+from rabo.bilevel import BilevelProblem
 from rabo.masks import Full, MaskPolicy
-from rabo.problem import BilevelProblem, ClientProblem
+from rabo.problem import ClientProblem
 from rabo.tree import Params
 
 

@@ -12,11 +12,11 @@ from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
+from rabo.bilevel import BilevelProblem
 from rabo.covering import Covered
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
 from rabo.masks import Full, MaskPolicy
-from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
 from rabo.tree import Params

@@ -10,10 +10,10 @@ import torch
 from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.algorithms.exchanges import Exchanges
+from rabo.bilevel import BilevelProblem
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.masks import Importance, MaskPolicy
-from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, as_leaves, leaves, plus
 

@@ -10,10 +10,10 @@ from rabo.algorithms.base import State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.slopes import minus
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.covering import Covered
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.masks import Full, MaskPolicy
-from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, answers
 from rabo.tree import Params, as_tree, flatten, leaves
 

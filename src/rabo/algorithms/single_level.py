@@ -10,8 +10,8 @@ from torch import Tensor
 from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.hypergradients.linearisation import check_loss, gradient
-from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, as_leaves, leaves, plus, replace_leaves
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from rabo.bilevel import Batch
 from rabo.hypergradients.linearisation import Exact, View, gradient, one_realisation
-from rabo.problem import Batch
 from rabo.runtimes.base import Local, Reply, Task, answers
 from rabo.tree import Params, as_leaves, as_tree, flatten, leaves
 

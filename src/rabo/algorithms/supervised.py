@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from rabo.algorithms.single_level import Level, SingleLevel, Weights
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.masks import Full
-from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local
 from rabo.tree import Params
 

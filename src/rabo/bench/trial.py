@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from rabo.algorithms import Algorithm, Cohort
 from rabo.algorithms.base import Cuts
+from rabo.bilevel import BilevelProblem
 from rabo.experiment import Experiment
 from rabo.ledger import Ledger
-from rabo.problem import BilevelProblem
 from rabo.runtimes import InProcess, Runtime
 
 

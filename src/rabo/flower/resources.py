@@ -10,8 +10,8 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from rabo.algorithms import Algorithm
+from rabo.bilevel import BilevelProblem
 from rabo.metering import Cost
-from rabo.problem import BilevelProblem
 from rabo.resources import Absent, Budget, Now, check_capacity, parse_amount, width_for
 from rabo.solve import Client, Federation
 

@@ -4,6 +4,7 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from rabo.algorithms import Algorithm
+from rabo.bilevel import BilevelProblem
 from rabo.flower.messages import (
     CUT,
     cut_vectors,
@@ -19,7 +20,6 @@ from rabo.flower.messages import (
 )
 from rabo.flower.work import work_for
 from rabo.metering import Meter
-from rabo.problem import BilevelProblem
 from rabo.runtimes import Privacy, Protected
 from rabo.runtimes.base import Local, perform
 from rabo.submodel import Cut

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Generator, Tensor
 
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.solvers import Product, Solution
-from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params, as_leaves, as_tree, flatten, is_finite, leaves
 
 

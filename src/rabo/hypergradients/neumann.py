@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.curvature import lanczos
 from rabo.errors import lookup
 from rabo.hypergradients.conjugate_gradient import estimate
@@ -16,7 +17,6 @@ from rabo.hypergradients.linearisation import (
     View,
 )
 from rabo.hypergradients.solvers import Solution, neumann
-from rabo.problem import Batch, BilevelProblem
 from rabo.tree import Params
 
 NUM_PROBES = 10  # products by which l_{g,1} is measured

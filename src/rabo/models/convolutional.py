@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -148,12 +148,15 @@ class _Features(nn.Sequential):
 class Convolution(nn.Conv2d):
     """A convolution without bias, in the precision and the order of its input."""
 
-    def __init__(self, in_channels: int, out_channels: int, size: int):
-        super().__init__(in_channels, out_channels, size, padding=size // 2, bias=False)
+    def __init__(self, in_channels: int, out_channels: int, size: int, stride: int = 1):
+        super().__init__(in_channels, out_channels, size, stride, size // 2, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        laid: Any = _Laid.apply
-        weight = laid(self.weight, input.dtype) if has_kernels(input) else self.weight
+        weight, laid = self.weight, cast(Any, _Laid.apply)
+        if has_kernels(input):
+            weight = laid(weight, input.dtype)
+        elif _lies_channels_last(input):
+            weight = weight.contiguous(memory_format=torch.channels_last)
         return self._conv_forward(input, weight, None)
 
 
@@ -239,30 +242,17 @@ class ResNet12(_Features):
         super().__init__(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-class _OrderedConvolution(nn.Conv2d):
-    """A convolution without bias, with its weight in the order of its input."""
-
-    def __init__(self, in_channels: int, out_channels: int, size: int, stride: int = 1):
-        super().__init__(in_channels, out_channels, size, stride, size // 2, bias=False)
-
-    def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight
-        if _lies_channels_last(input):
-            weight = weight.contiguous(memory_format=torch.channels_last)
-        return self._conv_forward(input, weight, None)
-
-
 class _Block18(nn.Module):
     """Two convolutions and a shortcut."""
 
     def __init__(self, in_channels: int, channels: int, stride: int):
         super().__init__()
-        self.conv1 = _OrderedConvolution(in_channels, channels, 3, stride)
+        self.conv1 = Convolution(in_channels, channels, 3, stride)
         self.norm1 = norm(channels)
-        self.conv2 = _OrderedConvolution(channels, channels, 3)
+        self.conv2 = Convolution(channels, channels, 3)
         self.norm2 = norm(channels)
         self.shortcut = (
-            nn.Sequential(_OrderedConvolution(in_channels, channels, 1, stride), norm(channels))
+            nn.Sequential(Convolution(in_channels, channels, 1, stride), norm(channels))
             if stride != 1 or in_channels != channels
             else nn.Identity()
         )
@@ -277,7 +267,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, num_classes: int = 10, width: int = 64, in_channels: int = 3):
         super().__init__()
-        self.stem = _OrderedConvolution(in_channels, width, 3)
+        self.stem = Convolution(in_channels, width, 3)
         self.stem_norm = norm(width)
         stages, channels = [], width
         for i in range(4):

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Generator
 
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.experiment import Experiment
 from rabo.hypergradients import ESTIMATORS, Estimate, HypergradientEstimator
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.metering import measure
-from rabo.problem import Batch, BilevelProblem
 from rabo.record import versions
 from rabo.reproduction.grid import Changes, Grid, Run
 from rabo.reproduction.sweep import differences

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checka
 import torch
 from torch import Generator
 
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.errors import ClientError, NonFiniteError
 from rabo.metering import Cost, Meter
-from rabo.problem import Batch, BilevelProblem
 from rabo.resources import Absent
 from rabo.seeding import seed_of, stream
 from rabo.submodel import Cut

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from rabo.problem import Batch, ClientProblem
+from rabo.bilevel import Batch
+from rabo.problem import ClientProblem
 from rabo.runtimes.base import Reply, Task, Work
 from rabo.runtimes.recorded import Recorded
 from rabo.runtimes.recording import Purposes, StaticLocal, draw_all

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rabo.bilevel import BilevelProblem
 from rabo.metering import Meter
-from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, perform
 from rabo.submodel import Cut
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rabo.bilevel import BilevelProblem
 from rabo.metering import Cost, Meter
-from rabo.problem import BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, failed, not_finite, perform
 from rabo.runtimes.recording import Most, Recording, StaticLocal, key_of
 from rabo.submodel import Cut

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Generator, Tensor
 
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.metering import Cost
-from rabo.problem import Batch, BilevelProblem
 from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream
 from rabo.runtimes.players import GraphPlayer, Rerun, as_block, copy_tree
 from rabo.tree import lay, leaves, map_leaves, only_tensors, shapes

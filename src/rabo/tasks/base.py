@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from rabo.algorithms import State
+from rabo.bilevel import BilevelProblem
 from rabo.clients import Client
 from rabo.federation import Evaluate
 from rabo.ledger import Ledger
-from rabo.problem import BilevelProblem
 from rabo.resources import Resources
 
 

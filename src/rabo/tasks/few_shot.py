@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
+from rabo.bilevel import Batch
 from rabo.clients import Client
 from rabo.data.characters import Characters, Split
 from rabo.data.episodes import Tasks, check_task, sample_tasks
@@ -23,7 +24,7 @@ from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
 from rabo.models.convolutional import Conv4, ResNet12, side_by_side
-from rabo.problem import Batch, Problem
+from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads

@@ -12,10 +12,10 @@ import torch
 from torch import Generator, Tensor
 
 from rabo.algorithms import State
+from rabo.bilevel import Batch
 from rabo.channels import Channels, declare
 from rabo.clients import Client
 from rabo.ledger import Ledger
-from rabo.problem import Batch
 from rabo.resources import Resources
 from rabo.seeding import stream
 from rabo.submodel import Cut, ElementMask

@@ -8,8 +8,8 @@ from torch import Generator, Tensor
 
 from rabo.algorithms import RABO, State
 from rabo.algorithms.base import Cohort
+from rabo.bilevel import BilevelProblem
 from rabo.masks import Whole
-from rabo.problem import BilevelProblem
 from rabo.runtimes import InProcess
 from rabo.submodel import Cut, cut
 

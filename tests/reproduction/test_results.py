@@ -26,6 +26,17 @@ from rabo.tasks.quadratic import ClosedForm, random_quadratic
 ROOT = Path(__file__).parents[2]
 
 
+def test_costs_without_what_they_are_relative_to_have_no_figure(tmp_path):
+    grid = load_grid("figure-cost")
+    fake_runs(tmp_path, grid, {("5-way-1-shot", "rabo"): [0.8]})
+    old = tmp_path / "figure-cost" / "figure.png"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"an old figure")
+    collect(grid, tmp_path, tmp_path / "tuned.json")
+    assert not old.exists()
+    assert json.loads((old.parent / "relative.json").read_text()) == []
+
+
 @given(st.lists(st.floats(0, 100), min_size=3, max_size=3))
 def test_an_interval_over_three_seeds_is_students(values):
     mean, half, over = spread(values)

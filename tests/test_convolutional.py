@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rabo.experiment import Experiment
+from rabo.export import with_statistics
 from rabo.models import convolutional
 from rabo.models.convolutional import ResNet18
 from rabo.seeding import stream
@@ -30,6 +31,21 @@ def test_channels_last_on_a_gpu_is_the_usual_order(monkeypatch):
     on_gpu = derivatives(net, images)
     torch.testing.assert_close(on_cpu, usual, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(on_gpu, usual, rtol=1e-6, atol=1e-9)
+
+
+def test_an_evaluated_model_sees_training_statistics_on_a_gpu_too(monkeypatch):
+    torch.manual_seed(0)
+    net = ResNet18(width=2).double()
+    train, test = (
+        torch.rand(n, 3, 16, 16, dtype=torch.float64, generator=stream(n)) for n in (8, 3)
+    )
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    expected = with_statistics(net, params, train.split(4))(test)
+    monkeypatch.setattr(convolutional, "_is_on_gpu", lambda images: True)
+    found = with_statistics(net, params, train.split(4))
+    torch.testing.assert_close(found(test), expected)
+    alone = torch.cat([found(image) for image in test.split(1)])  # nothing of the batch is seen
+    torch.testing.assert_close(alone, expected)
 
 
 @pytest.mark.parametrize("algorithm", ["dist-maml", "rabo"])

@@ -86,8 +86,7 @@ def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 def _track(layer: nn.modules.batchnorm._BatchNorm) -> None:
     """Let a norm layer that used the statistics of its batch keep statistics of its own."""
-    device = layer.weight.device
     layer.track_running_stats = True
-    layer.running_mean = torch.zeros(layer.num_features, device=device)
-    layer.running_var = torch.ones(layer.num_features, device=device)
-    layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=device)
+    layer.running_mean = layer.weight.new_zeros(layer.num_features)
+    layer.running_var = layer.weight.new_ones(layer.num_features)
+    layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=layer.weight.device)

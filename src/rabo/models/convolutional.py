@@ -96,7 +96,9 @@ class TaskNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         tasks = _num_tasks.get()
-        if tasks == 1 and _lies_channels_last(input):  # of which cuDNN's own norm is slower
+        keeps_statistics = self.running_mean is not None  # as in an exported model
+        if tasks == 1 and not keeps_statistics and _lies_channels_last(input):
+            # on images that lie so, cuDNN's norm is slower than torch's own
             norm = torch.native_batch_norm
             return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
         if tasks == 1:

@@ -336,10 +336,12 @@ def test_capacities_may_move_on_to_the_next_client_every_round():
 
 
 def test_a_schedule_of_plain_options_runs_over_all_rounds():
-    schedule = {"beta": {"name": "cosine", "start": 0.1}}
-    options = {"task": "quadratic", "clients": 1, "rounds": 7, "algorithm_options": schedule}
+    cosine = {"name": "cosine", "start": 0.1}
+    schedules = {"alpha": cosine, "beta": {**cosine, "rounds": 5}}
+    options = {"task": "quadratic", "clients": 1, "rounds": 7, "algorithm_options": schedules}
     federation, _ = Experiment(**options).federation()
-    assert federation.algorithm.beta == Cosine(0.1, 7)
+    assert federation.algorithm.alpha == Cosine(0.1, 7)
+    assert federation.algorithm.beta == Cosine(0.1, 5)
 
 
 @pytest.mark.parametrize("beta", ["auto", 0.01])

@@ -1,15 +1,19 @@
 """Server steps, schedules and local momentum against torch's own optimisers."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 import rabo
 from problems import curved_problem
-from rabo.algorithms import Adam, Cosine, FedAvg
+from rabo.algorithms import ALGORITHMS, Adam, Cosine, FedAvg
 from rabo.channels import declare
 from rabo.covering import CoveredMean
+from rabo.federation import Federation
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.seeding import stream
+from rabo.solve import make_algorithm
 from rabo.submodel import cut
 from rabo.tasks.quadratic import random_quadratic
 
@@ -49,6 +53,37 @@ def test_adam_leaves_uncovered_entries_and_their_moments_alone():
 def test_a_cosine_falls_from_start_to_zero():
     cosine = Cosine(0.4, 10)
     assert [cosine(q) for q in (0, 5, 10, 11)] == pytest.approx([0.4, 0.2, 0, 0])
+
+
+BILEVEL = [name for name, kind in ALGORITHMS.items() if "alpha" in {f.name for f in fields(kind)}]
+CHANGING = [*((name, {}, "alpha") for name in BILEVEL)]
+CHANGING += [("static", {"levels": "both", "beta": 0.01}, "beta_x")]
+
+
+@pytest.mark.parametrize(("name", "options", "step"), CHANGING)
+def test_a_step_size_may_change_from_round_to_round(name, options, step):
+    clients = [rabo.Client(random_quadratic(stream(0), 3, 4).client(stream(i))) for i in range(2)]
+    options = {"seed": 3, **options}
+
+    def begun(size):
+        return Federation(clients, make_algorithm(name, **options, **{step: size}))
+
+    scheduled, by_hand = begun(lambda round: [0.02, 0.005][round]), begun(0.02)
+    list(scheduled.run(2))
+    list(by_hand.run(1))
+    by_hand.algorithm = replace(by_hand.algorithm, **{step: 0.005})
+    list(by_hand.run(1))
+    assert torch.equal(scheduled.state.x["x"], by_hand.state.x["x"])
+    assert torch.equal(scheduled.state.y["y"], by_hand.state.y["y"])
+    kept = begun(0.02)
+    list(kept.run(2))
+    assert not torch.equal(scheduled.state.x["x"], kept.state.x["x"])
+
+
+def test_a_step_size_that_falls_below_zero_is_named_with_its_round():
+    problem = random_quadratic(stream(0), 3, 4).client(stream(1))
+    with pytest.raises(ValueError, match="alpha must not be negative, got -1 in round 2"):
+        rabo.solve([rabo.Client(problem)], alpha=lambda round: [0.01, -1][round], rounds=2)
 
 
 def test_local_momentum_is_that_of_sgd():

@@ -12,6 +12,7 @@ import torch
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
+from rabo.algorithms.steps import STEP_SIZES
 from rabo.checkpoint import Checkpoints
 from rabo.clients import Client
 from rabo.errors import lookup
@@ -138,8 +139,9 @@ class Experiment:
             advice.pop("beta_x", None)  # it goes with the beta that is suggested, for both levels
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
-        if isinstance(options.get("beta"), Mapping):  # a schedule over all rounds
-            options["beta"] = {"rounds": self.rounds, **options["beta"]}
+        for name in STEP_SIZES:
+            if isinstance(options.get(name), Mapping):  # a schedule over all rounds
+                options[name] = {"rounds": self.rounds, **options[name]}
         algorithm = make_algorithm(self.algorithm, **options)
         if setup.judged_by is not None and hasattr(algorithm, "predict"):
             setup = setup.judged_by(algorithm.predict)  # type: ignore[attr-defined]

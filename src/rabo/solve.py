@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from rabo.aggregation import Aggregate
 from rabo.algorithms import ALGORITHMS, Algorithm
-from rabo.algorithms.steps import OUTER_STEPS, SCHEDULES
+from rabo.algorithms.steps import OUTER_STEPS, SCHEDULES, STEP_SIZES
 from rabo.clients import Client
 from rabo.errors import lookup
 from rabo.federation import Evaluate, Federation, result_of
@@ -23,7 +23,7 @@ NAMED: Mapping[str, Mapping[str, Any]] = {
     "policy": POLICIES,
     "hypergradient": ESTIMATORS,
     "outer_step": OUTER_STEPS,
-    "beta": SCHEDULES,
+    **dict.fromkeys(STEP_SIZES, SCHEDULES),
 }
 
 

@@ -30,8 +30,9 @@ class CorrectedSteps(OuterLevel):
 
     def step_outer(self, state: State, ask: Exchanges, h: Params) -> State:
         """One exchange: x = avg x_i, or what the server's step makes of the way they went."""
-        [moved] = ask.mean(self.correct_outer, {"x_h": h}, "x", scalars={"alpha": self.alpha})
-        return self.move_outer(state, moved, self.alpha)
+        alpha = {"alpha": self.alpha_in(state)}
+        [moved] = ask.mean(self.correct_outer, {"x_h": h}, "x", scalars=alpha)
+        return self.move_outer(state, moved)
 
     @answers("y")
     def correct_inner(self, task: Task, local: Local) -> Reply:

@@ -68,7 +68,7 @@ class FedBiOAcc(Simultaneous):
             scalars=scalars,
         )
         if state.round >= self.warm_up:
-            state = self.move_outer(state, x, self.alpha)
+            state = self.move_outer(state, x)
         after = {n: m.step(kept[n], 1.0) for n, m in zip(kept, moved, strict=True)}
         vectors = {**state.vectors, **after}
         return replace(state, round=state.round + 1, y=y.step(state.y, 1.0), vectors=vectors)

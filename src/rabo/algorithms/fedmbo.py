@@ -75,7 +75,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         state = (self.train_inner if private else self._descend_inner)(state, ask)
         if state.round >= self.warm_up:
             slope = (self._private if private else self._relayed)(state, ask, L)
-            state = self.move_outer(state, slope, self.alpha)
+            state = self.move_outer(state, slope)
         return replace(state, round=state.round + 1)
 
     def _descend_inner(self, state: State, ask: Exchanges) -> State:

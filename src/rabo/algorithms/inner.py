@@ -1,7 +1,6 @@
 """Lines 4-20 of Algorithm 1: local steps on y, and the mean over the clients that held an entry."""
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ import torch
 from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.steps import StepSize, size_at
 from rabo.bilevel import BilevelProblem
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
@@ -30,7 +30,7 @@ class Calibrated:
     is_episodic: ClassVar[bool] = False
 
     policy: MaskPolicy = field(default_factory=Importance)
-    beta: float | Callable[[int], float] | Literal["auto"] = "auto"
+    beta: StepSize | Literal["auto"] = "auto"
     calibrate_every: int = 10  # rounds between measurements of l_{g,1}
     seed: int = 0
 
@@ -72,11 +72,7 @@ class Calibrated:
     def with_beta(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
         """Set β: as given, or 1/(2 l_{g,1}) as measured last."""
         if self.beta != "auto":
-            beta = self.beta(state.round) if callable(self.beta) else self.beta
-            if not beta >= 0:
-                raise ValueError(
-                    f"beta must not be negative, got {beta} in round {state.round + 1}"
-                )
+            beta = size_at("beta", self.beta, state.round)
             return replace(state, scalars={**state.scalars, "beta": beta})
         state = self.with_curvature(state, cuts, runtime)
         beta = 1 / (2 * state.scalars["largest_curvature"])

@@ -58,7 +58,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
                 slope = self.solve_globally(state, ask)
             else:
                 [slope] = ask.mean(self.estimate_outer, {"y": state.y}, "x")  # lines 21-24
-            state = self.move_outer(state, slope, self.alpha)  # lines 25-33
+            state = self.move_outer(state, slope)  # lines 25-33
         return replace(state, round=state.round + 1)
 
     @property

@@ -53,7 +53,7 @@ class Simultaneous(OuterLevel):
 
     def sizes(self, state: State) -> dict[str, float]:
         """α, which is zero until x moves, and β."""
-        alpha = self.alpha if state.round >= self.warm_up else 0.0
+        alpha = self.alpha_in(state) if state.round >= self.warm_up else 0.0
         return {"alpha": alpha, "beta": state.scalars["beta"]}
 
     def gather(
@@ -80,7 +80,7 @@ class Simultaneous(OuterLevel):
         """Step on x, y and v with sizes scale·(α, β, β)."""
         x, y, v = slopes
         if state.round >= self.warm_up:
-            state = self.move_outer(state, x, scale * self.alpha)
+            state = self.move_outer(state, x, scale)
         size = scale * state.scalars["beta"]
         vectors = {**state.vectors, "v": v.step(state.vectors["v"], size)}
         return replace(state, round=state.round + 1, y=y.step(state.y, size), vectors=vectors)

@@ -10,6 +10,7 @@ from torch import Tensor
 from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
+from rabo.algorithms.steps import StepSize, check_step, size_at
 from rabo.bilevel import Batch, BilevelProblem
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
@@ -27,7 +28,7 @@ class SingleLevel(InnerLevel, ABC):
     steps to learn its task, while x goes on from round to round: it needs smaller ones.
     """
 
-    beta_x: float | None = None  # step size of x; None: beta, that of y
+    beta_x: StepSize | None = None  # step size of x; None: beta, that of y
 
     kind: ClassVar[str] = "single level, submodels"
     exchanges: ClassVar[str] = "1"
@@ -42,8 +43,8 @@ class SingleLevel(InnerLevel, ABC):
                 "beta must be a number where x is trained too, got 'auto', which measures the "
                 "curvature of g in y alone; 0.1 is usual for networks with norms"
             )
-        if self.beta_x is not None and not self.beta_x > 0:
-            raise ValueError(f"beta_x must be positive, got {self.beta_x}")
+        if self.beta_x is not None:
+            check_step("beta_x", self.beta_x)
         if self.beta_x is not None and len(self.trained) == 1:
             raise ValueError(
                 f"beta_x is for training x beside y, got {self.beta_x} where {self.trained[0]} is "
@@ -69,7 +70,7 @@ class SingleLevel(InnerLevel, ABC):
         sent = {level: getattr(state, level) for level in self.needed}
         rates = {"beta": state.scalars["beta"]}
         if self.beta_x is not None:
-            rates["beta_x"] = self.beta_x
+            rates["beta_x"] = size_at("beta_x", self.beta_x, state.round)
         ask = Exchanges(state, cuts, runtime, self.seed)
         moved = ask.mean(self.descend, sent, *self.trained, scalars=rates)
         pairs = zip(self.trained, moved, strict=True)

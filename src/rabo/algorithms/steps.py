@@ -1,9 +1,9 @@
-"""How the server moves along an averaged direction."""
+"""How far, and how, the server moves along an averaged direction."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -11,6 +11,9 @@ from rabo.covering import Covered
 from rabo.tree import Params
 
 KEPT = ("first", "second", "steps")  # what Adam remembers
+
+STEP_SIZES = ("alpha", "beta", "beta_x")  # options of algorithms
+StepSize: TypeAlias = float | Callable[[int], float]  # a number, or a function of the round
 
 
 class OuterStep(Protocol):
@@ -69,6 +72,23 @@ class Cosine:
 
     def __call__(self, round: int) -> float:
         return self.start * (1 + cos(pi * min(round, self.rounds) / self.rounds)) / 2
+
+
+def check_step(name: str, step: Any) -> None:
+    """Refuse what is neither a positive number nor a function of the round."""
+    if not callable(step) and not (isinstance(step, (int, float)) and step > 0):
+        raise ValueError(
+            f"{name} must be positive, or a function of the round such as Cosine(0.3, rounds), "
+            f"got {step!r}"
+        )
+
+
+def size_at(name: str, step: StepSize, round: int) -> float:
+    """Return the step size in a round."""
+    size = step(round) if callable(step) else step
+    if not size >= 0:
+        raise ValueError(f"{name} must not be negative, got {size} in round {round + 1}")
+    return size
 
 
 OUTER_STEPS = {"descent": Descent, "adam": Adam}

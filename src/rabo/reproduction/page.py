@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rabo.reproduction.equal_work import equal_work_table
 from rabo.reproduction.estimators import estimators_table, read_rows
 from rabo.reproduction.grid import describe, experiments_folder, load_grid
 from rabo.reproduction.records import Record, cells_of, read_records
@@ -57,6 +58,8 @@ def _table(results: Path, name: str) -> str:
         return candidates_table(grid, records)
     if shows == "costs":
         return shares_table(grid, records)
+    if shows == "efficiency":
+        return equal_work_table(grid, records)
     return markdown(grid, cells_of(grid, records))
 
 

@@ -89,8 +89,12 @@ def test_capacity_1_equals_no_masks_bit_for_bit():
     assert torch.equal(a.y["y"], b.y["y"])
 
 
-def test_a_round_equals_algorithm_1_written_out():
-    """One round with masks, T steps and local Hessians, as plain dense loops."""
+@pytest.mark.parametrize("outer_steps", [1, 3])
+def test_a_round_equals_algorithm_1_written_out(outer_steps):
+    """One round with masks, T steps and local Hessians, as plain dense loops.
+
+    With more outer steps, x moves on the client and y follows it, before x is averaged.
+    """
     problems = quadratics(3)
     alpha, beta, steps = 0.05, 0.02, 3
     result = solve(
@@ -100,6 +104,7 @@ def test_a_round_equals_algorithm_1_written_out():
         alpha=alpha,
         beta=beta,
         num_inner_steps=steps,
+        num_outer_steps=outer_steps,
         policy=rabo.Random(),
         hypergradient=rabo.ConjugateGradient(num_iterations=20),
     )
@@ -124,14 +129,29 @@ def test_a_round_equals_algorithm_1_written_out():
     y_next = y - beta * sum(G) / cy.clamp(min=1)
     for p, (mx, my) in zip(problems, masks, strict=True):
         m, u, v = p.coefficients, x * mx, y_next * my
-        held = my.bool()
-        w = torch.zeros_like(v)
-        w[held] = torch.linalg.solve(m.H[held][:, held], (m.K @ v - m.t)[held])
-        H.append((m.P @ u - m.s + m.B.T @ w) * mx)
+        held, total = my.bool(), torch.zeros_like(x)
+        for k in range(outer_steps):
+            for _ in range(steps if k else 0):
+                v = v - beta * (m.H @ v - m.B @ u - m.c) * my
+            w = torch.zeros_like(v)
+            w[held] = torch.linalg.solve(m.H[held][:, held], (m.K @ v - m.t)[held])
+            slope = (m.P @ u - m.s + m.B.T @ w) * mx
+            total, u = total + slope, u - alpha * slope
+        H.append(total)
     cx = sum(mx for mx, _ in masks)
     x_next = x - alpha * sum(H) / cx.clamp(min=1)
     torch.testing.assert_close(result.y["y"], y_next, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(result.x["x"], x_next, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("algorithm", ["rabo", "rafbo"])
+def test_two_outer_steps_of_one_client_are_two_rounds(algorithm):
+    """x is there already; y on the server is one round behind."""
+    options = {"algorithm": algorithm, "beta": 0.02, "num_inner_steps": 3}
+    two = solve(quadratics(1), rounds=1, num_outer_steps=2, **options)
+    one, both = (solve(quadratics(1), rounds=rounds, **options) for rounds in (1, 2))
+    torch.testing.assert_close(two.x["x"], both.x["x"], rtol=1e-12, atol=1e-12)
+    assert torch.equal(two.y["y"], one.y["y"])
 
 
 class Shuffled(InProcess):
@@ -253,6 +273,8 @@ def test_a_global_solve_asks_as_often_as_it_says(estimator):
         ({"beta": -0.1}, "beta must be positive"),
         ({"num_inner_steps": 0}, "num_inner_steps must be"),
         ({"hessian": "both"}, "hessian must be"),
+        ({"num_outer_steps": 0}, "num_outer_steps must be"),
+        ({"num_outer_steps": 2, "hessian": "global"}, "use hessian='local'"),
         ({"hessian": "global", "hypergradient": rabo.Unrolled()}, "needs an estimator"),
         ({"calibrate_every": 0}, "calibrate_every must be"),
     ],

@@ -51,6 +51,10 @@ CASES = {
             hypergradient=Neumann(num_terms=2, step_size=0.1, products="recomputed"),
         ),
     ),
+    "outer steps on the client": (
+        loss_tuning,
+        RAFBO(beta=0.1, num_inner_steps=3, num_outer_steps=3),
+    ),
     "fedmbo": (few_shot, FedMBO(num_inner_steps=3, num_terms=3)),
     "single level": (
         few_shot,
@@ -252,8 +256,9 @@ def test_a_mask_of_single_entries_is_not_taken_for_the_whole_model_of_earlier_ro
     [
         ALGORITHMS["static"](levels="both", beta=0.1, num_inner_steps=2),
         DistMAML(num_inner_steps=2, adapt_steps=1, adapt_rate=0.1),
+        RABO(num_inner_steps=3, num_outer_steps=2),
     ],
-    ids=["static", "dist-maml"],
+    ids=["static", "dist-maml", "rabo"],
 )
 def test_work_that_trains_x_on_the_client_is_done_alone(algorithm):
     plain, _, _ = run(InProcess, few_shot(), algorithm)

@@ -1,6 +1,7 @@
 """Lines 4-20 of Algorithm 1: local steps on y, and the mean over the clients that held an entry."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -118,11 +119,22 @@ class InnerLevel(Calibrated):
         Departs from line 10, whose sign would make line 18 step uphill, and sends y_0 − y_T itself:
         β cancels.
         """
-        problem, x = local.problem, task.arrays["x"]
-        start = spread(task.arrays["y"], problem.copies)
-        y, data, z, velocity = start, None, None, {}
+        x, start = task.arrays["x"], spread(task.arrays["y"], local.problem.copies)
+        y = self.follow(task, local, x, start, lambda t: t)
+        local.memory["x"] = x
+        change = {k: start[k] - y[k] for k in start}
+        if local.problem.copies > 1:
+            local.memory["y"] = y
+            change = {k: v.mean(dim=0) for k, v in change.items()}
+        return Reply({"y": change})
+
+    def follow(
+        self, task: Task, local: Local, x: Params, y: Params, purpose: Callable[[int], str | int]
+    ) -> Params:
+        """T steps on y where x is (lines 6-8), each with the data of its purpose."""
+        problem, data, z, velocity = local.problem, None, None, {}
         for t in range(self.num_inner_steps):
-            batch = local.draw(task, t)
+            batch = local.draw(task, purpose(t))
             if t == 0 or batch.inner is not data:  # features of the same data serve all steps
                 data = batch.inner
                 with torch.no_grad():
@@ -134,12 +146,7 @@ class InnerLevel(Calibrated):
             slope = dict(zip(y, gradient(loss, leaves(y)), strict=True))  # line 7
             velocity = self.accelerate(velocity, slope)
             y = plus(y, -task.scalars["beta"], velocity)
-        local.memory["x"] = x
-        change = {k: start[k] - y[k] for k in start}
-        if problem.copies > 1:
-            local.memory["y"] = y
-            change = {k: v.mean(dim=0) for k, v in change.items()}
-        return Reply({"y": change})
+        return y
 
     def accelerate(self, velocity: Params, slope: Params) -> Params:
         """Return the direction of the next inner step; no velocity yet is an empty one."""

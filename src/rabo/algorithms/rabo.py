@@ -9,7 +9,9 @@ from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
+from rabo.hypergradients.linearisation import Estimate
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.tree import Params, plus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
 
     hypergradient: HypergradientEstimator = field(default_factory=ConjugateGradient)
     hessian: Literal["local", "global"] = "local"
+    num_outer_steps: int = 1  # that a client takes before x is averaged
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +43,13 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             )
         if self.hessian not in ("local", "global"):
             raise ValueError(f"hessian must be local or global, got {self.hessian!r}")
+        if self.num_outer_steps < 1:
+            raise ValueError(f"num_outer_steps must be at least 1, got {self.num_outer_steps}")
+        if self.num_outer_steps > 1 and self.hessian == "global":
+            raise ValueError(
+                "hessian='global' needs all clients for every step on x, got num_outer_steps = "
+                f"{self.num_outer_steps}; use hessian='local'"
+            )
         if self.hessian == "global" and not hasattr(self.hypergradient, "linearise"):
             raise ValueError(
                 "hessian='global' solves one linear system over all clients and needs an estimator "
@@ -57,14 +67,22 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             if self.hessian == "global":
                 slope = self.solve_globally(state, ask)
             else:
-                [slope] = ask.mean(self.estimate_outer, {"y": state.y}, "x")  # lines 21-24
+                rates = self._rates(state)
+                [slope] = ask.mean(self.estimate_outer, {"y": state.y}, "x", scalars=rates)  # 21-24
             state = self.move_outer(state, slope)  # lines 25-33
         return replace(state, round=state.round + 1)
 
     @property
     def works_together(self) -> bool:
         """Whether clients of one submodel can be asked as one where every task has its own y."""
-        return self.hessian == "local" and getattr(self.hypergradient, "keeps_copies_apart", False)
+        same_x = self.hessian == "local" and self.num_outer_steps == 1
+        return same_x and getattr(self.hypergradient, "keeps_copies_apart", False)
+
+    def _rates(self, state: State) -> dict[str, float]:
+        """Return the step sizes that clients need to move x themselves."""
+        if self.num_outer_steps == 1:
+            return {}
+        return {"alpha": self.alpha_in(state), "beta": state.scalars["beta"]}
 
     def num_exchanges(self, state: State, cohort: Cohort) -> int:
         if state.round < self.warm_up:
@@ -73,10 +91,23 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
 
     @answers("x", scalars=("residual",))
     def estimate_outer(self, task: Task, local: Local) -> Reply:
-        """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y."""
+        """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y.
+
+        Goes beyond the paper with more than one outer step: x moves along it, y follows by T steps,
+        and the sum of the hypergradients on the way is sent.
+        """
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])
-        batch = local.draw(task, "outer")
+        found = self._hypergradient(task, local, x, y, "")
+        total = found.value
+        for k in range(1, self.num_outer_steps):
+            x = plus(x, -task.scalars["alpha"], found.value)
+            y = self.follow(task, local, x, y, lambda t, k=k: f"{t} after {k}")
+            found = self._hypergradient(task, local, x, y, f" after {k}")
+            total = plus(total, 1.0, found.value)
+        return Reply({"x": total}, {"residual": found.residual})
+
+    def _hypergradient(self, task: Task, local: Local, x: Params, y: Params, when: str) -> Estimate:
+        batch = local.draw(task, f"outer{when}")
         is_random = getattr(self.hypergradient, "is_random", False)
-        generator = local.stream(task, "estimate") if is_random else None
-        found = self.hypergradient(local.problem, x, y, batch, generator)
-        return Reply({"x": found.value}, {"residual": found.residual})
+        generator = local.stream(task, f"estimate{when}") if is_random else None
+        return self.hypergradient(local.problem, x, y, batch, generator)

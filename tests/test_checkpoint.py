@@ -205,6 +205,8 @@ def test_a_run_can_be_given_more_rounds_and_a_finished_one_says_so(tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
+        recorded_experiment(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="holds no run"):
         recorded_experiment(tmp_path)
     (tmp_path / "config.json").write_text('{"task": "quadratic", "size": 3, "versions": {}}')

@@ -269,6 +269,7 @@ def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
     assert call(*asked, "--rounds", 3, "--out", tmp_path).exit_code == 1  # holds other runs
     assert call(*asked, "--seeds", 2, "--limit", 0, "--out", tmp_path / "new").exit_code == 3
     assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1
+    assert "Did you mean 'page'?" in call("reproduce", "pages").output
     assert call(*asked, "--rounds", 0, "--out", tmp_path / "none").exit_code == 1
     assert "study-errata" in call("reproduce", "--help").output
     unknown = call(*asked, "--option", "nonsense=3", "--out", tmp_path / "none")

@@ -229,6 +229,8 @@ def resume(
 
 def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
     """Read what a folder's run was asked for, of which `rounds` may be raised."""
+    if not out.is_dir():
+        raise ValueError(f"there is no folder {out}; give the one that the run named when it began")
     try:
         config = json.loads((out / "config.json").read_text())
         if config.get("elsewhere"):

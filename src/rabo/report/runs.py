@@ -112,6 +112,8 @@ def _without_middle(part: str) -> str:
 
 
 def _folders(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ValueError(f"there is no folder {path}; give the one that the run named at its end")
     if _is_run(path):
         return [path]
     below = [f.parent for depth in ("*", "*/*", "*/*/*") for f in path.glob(f"{depth}/config.json")]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from rabo.data.cifar10 import load_cifar10
 from rabo.data.omniglot import load_omniglot
+from rabo.errors import lookup
 from rabo.experiment import parse_option
 from rabo.reproduction import expand, names, reproduce
 from rabo.reproduction.grid import Changes, load_grid
@@ -61,6 +62,7 @@ class Request:
             write_page(folder, PAGE_PATH)
             say(f"written: {PAGE_PATH}")
             return 0
+        lookup("experiment", self.name, dict.fromkeys([*names(), PAGE]))
         if self.data_root:
             os.environ[DATA] = self.data_root  # not an option of runs: it is no part of a result
         changes = Changes(

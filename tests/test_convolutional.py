@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rabo.experiment import Experiment
-from rabo.export import with_statistics
+from rabo.export import load_model, save_tensors, with_statistics
 from rabo.models import convolutional
 from rabo.models.convolutional import ResNet18
 from rabo.seeding import stream
@@ -46,6 +46,31 @@ def test_an_evaluated_model_sees_training_statistics_on_a_gpu_too(monkeypatch):
     torch.testing.assert_close(found(test), expected)
     alone = torch.cat([found(image) for image in test.split(1)])  # nothing of the batch is seen
     torch.testing.assert_close(alone, expected)
+
+
+def test_statistics_of_its_own_are_seen_with_tasks_side_by_side_too():
+    torch.manual_seed(0)
+    net = convolutional.Conv4(4)
+    images = torch.rand(6, 1, 16, 16, generator=stream(0))
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    found = with_statistics(net, params, [images])
+    with convolutional.side_by_side(3):
+        together = found(images)
+    torch.testing.assert_close(together, found(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_statistics_have_at_least_single_precision_and_are_loaded_so(dtype, tmp_path):
+    torch.manual_seed(0)
+    net = ResNet18(width=2).to(dtype)
+    images = torch.rand(4, 3, 16, 16, generator=stream(0)).to(dtype)
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    made = with_statistics(net, params, [images])
+    assert made.stem_norm.running_mean.dtype == torch.promote_types(dtype, torch.float32)
+    save_tensors(tmp_path / "y.safetensors", made.float().state_dict(), {})
+    loaded = load_model(tmp_path / "y.safetensors", net)
+    assert loaded.stem_norm.running_var.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(loaded(images), made.to(dtype)(images), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("algorithm", ["dist-maml", "rabo"])

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import rabo
-from rabo.algorithms import Cohort
+from rabo.algorithms import Adam, Cohort
 from rabo.ledger import Ledger
 from rabo.masks import Full, Whole
 from rabo.metering import Meter
 from rabo.runtimes import InProcess
 from rabo.runtimes.base import perform
 from rabo.seeding import stream
+from rabo.tasks import TASKS
 from rabo.tasks.quadratic import ClosedForm, random_quadratic
 
 
@@ -154,6 +155,54 @@ def test_two_outer_steps_of_one_client_are_two_rounds(algorithm):
     assert torch.equal(two.y["y"], one.y["y"])
 
 
+def test_outer_steps_with_a_y_per_task_are_those_written_out():
+    """Every copy of y starts from the same y, and follows x by T steps before each slope."""
+    task = TASKS["few-shot"](backbone="conv4", channels="4", tasks=2, queries=2, test_tasks=2)
+    problem = task.build([1.0], 1, 0, "cpu").clients[0].problem
+    alpha, beta, steps = 0.3, 0.5, 2
+    options = {"alpha": alpha, "beta": beta, "num_inner_steps": steps, "num_outer_steps": 3}
+    result = rabo.solve([rabo.Client(problem)], rounds=1, **options)
+    batch = problem.batch(stream(0, 0, 0, "batch", "round"))
+    x, y = problem.start()
+    start = {k: v.clone() for k, v in x.items()}
+    y = {k: v.unsqueeze(0).repeat(2, *[1] * v.dim()) for k, v in y.items()}
+    for _ in range(3):
+        z = problem.features(x, batch.inner)
+        for _ in range(steps):
+            y = {k: v.detach().requires_grad_() for k, v in y.items()}
+            slopes = torch.autograd.grad(problem.inner(z.detach(), y, batch.inner), [*y.values()])
+            y = {k: v - beta * s for (k, v), s in zip(y.items(), slopes, strict=True)}
+        slope = rabo.ConjugateGradient()(problem, x, y, batch).value
+        x = {k: (v - alpha * slope[k]).detach() for k, v in x.items()}
+    for name, value in x.items():
+        assert not torch.equal(value, start[name])
+        torch.testing.assert_close(result.x[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("redraw", "more"), [("step", 2 * (4 + 1)), ("round", 0)])
+def test_outer_steps_see_new_data_where_every_step_does(redraw, more):
+    """Two more outer steps: T + 1 = 5 draws for each."""
+
+    def loss(x, y, data):
+        return (x["x"] - y["y"]).square().sum() + y["y"].square().sum()
+
+    def num_drawn(outer_steps):
+        drawn = set()
+
+        def sample(data, generator):
+            drawn.add(int(torch.randint(10**9, (), generator=generator)))
+            return data
+
+        start = {"x": {"x": torch.ones(2)}, "y": {"y": torch.ones(2)}}
+        problem = rabo.Problem(inner=loss, outer=loss, **start, sample=sample, redraw=redraw)
+        client = rabo.Client(problem.on(inner=torch.ones(1), outer=torch.ones(1)))
+        steps = {"num_inner_steps": 4, "num_outer_steps": outer_steps}
+        rabo.solve([client], rounds=1, beta=0.1, alpha=0.1, **steps)
+        return len(drawn)
+
+    assert num_drawn(3) - num_drawn(1) == more
+
+
 class Shuffled(InProcess):
     """Runs clients in another order and answers in the order it promises."""
 
@@ -268,13 +317,14 @@ def test_a_global_solve_asks_as_often_as_it_says(estimator):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": -1.0}, "alpha must be positive"),
-        ({"alpha": float("nan")}, "alpha must be positive"),
-        ({"beta": -0.1}, "beta must be positive"),
+        ({"alpha": -1.0}, "alpha must be a positive number"),
+        ({"alpha": float("nan")}, "alpha must be a positive number"),
+        ({"beta": -0.1}, "beta must be a positive number"),
         ({"num_inner_steps": 0}, "num_inner_steps must be"),
         ({"hessian": "both"}, "hessian must be"),
         ({"num_outer_steps": 0}, "num_outer_steps must be"),
         ({"num_outer_steps": 2, "hessian": "global"}, "use hessian='local'"),
+        ({"num_outer_steps": 2, "outer_step": Adam()}, "use outer_step='descent'"),
         ({"hessian": "global", "hypergradient": rabo.Unrolled()}, "needs an estimator"),
         ({"calibrate_every": 0}, "calibrate_every must be"),
     ],

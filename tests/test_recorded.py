@@ -53,7 +53,7 @@ CASES = {
     ),
     "outer steps on the client": (
         loss_tuning,
-        RAFBO(beta=0.1, num_inner_steps=3, num_outer_steps=3),
+        RAFBO(alpha=lambda q: 0.1 / (q + 1), beta=0.1, num_inner_steps=3, num_outer_steps=3),
     ),
     "fedmbo": (few_shot, FedMBO(num_inner_steps=3, num_terms=3)),
     "single level": (

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,8 @@ from rabo.tasks.quadratic import random_quadratic
 
 X = {"x": torch.tensor([1.0, -2.0, 3.0, 0.5])}
 CHANNELS = declare({"x.x": ("x",)}, X, {})
+
+BILEVEL = [name for name, kind in ALGORITHMS.items() if "alpha" in {f.name for f in fields(kind)}]
 
 
 def averaged(slope, kept):
@@ -53,9 +56,34 @@ def test_adam_leaves_uncovered_entries_and_their_moments_alone():
 def test_a_cosine_falls_from_start_to_zero():
     cosine = Cosine(0.4, 10)
     assert [cosine(q) for q in (0, 5, 10, 11)] == pytest.approx([0.4, 0.2, 0, 0])
+    for start, rounds in ((-0.3, 10), (0.1, 0)):
+        with pytest.raises(ValueError, match="must be"):
+            Cosine(start, rounds)
 
 
-BILEVEL = [name for name, kind in ALGORITHMS.items() if "alpha" in {f.name for f in fields(kind)}]
+@pytest.mark.parametrize("step", [0.0, -1, float("inf"), float("nan"), True, "fast", Cosine, None])
+def test_what_is_no_step_size_is_refused(step):
+    for name in ("alpha", "beta"):
+        with pytest.raises(ValueError, match=f"{name} must be a positive number"):
+            rabo.RABO(**{name: step})
+
+
+def test_numbers_of_numpy_are_step_sizes():
+    for number in (np.float32(0.1), np.int64(1)):
+        assert rabo.RABO(alpha=number, beta=number).alpha == number
+
+
+@pytest.mark.parametrize("name", BILEVEL)
+def test_the_first_step_on_x_is_in_proportion_to_alpha(name):
+    problem = random_quadratic(stream(0), 3, 4).client(stream(1))
+    start, moved = problem.start()[0]["x"], []
+    for alpha in (1e-4, 2e-4):
+        x = rabo.solve([rabo.Client(problem)], algorithm=name, alpha=alpha, rounds=1).x["x"]
+        moved.append(x - start)
+    assert float(moved[0].norm()) > 0
+    torch.testing.assert_close(2 * moved[0], moved[1], rtol=1e-2, atol=1e-9)
+
+
 CHANGING = [*((name, {}, "alpha") for name in BILEVEL)]
 CHANGING += [("static", {"levels": "both", "beta": 0.01}, "beta_x")]
 

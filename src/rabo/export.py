@@ -67,8 +67,8 @@ def load_model(path: str | Path, module: nn.Module) -> nn.Module:
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
             else:
                 _track(layer)
-                layer.running_mean = mean.to(layer.weight.device)
-                layer.running_var = tensors[f"{name}.running_var"].to(layer.weight.device)
+                layer.running_mean.copy_(mean)  # pyright: ignore[reportOptionalMemberAccess]
+                layer.running_var.copy_(tensors[f"{name}.running_var"])  # pyright: ignore[reportOptionalMemberAccess]
     return model.eval()
 
 
@@ -87,6 +87,8 @@ def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 def _track(layer: nn.modules.batchnorm._BatchNorm) -> None:
     """Let a norm layer that used the statistics of its batch keep statistics of its own."""
     layer.track_running_stats = True
-    layer.running_mean = layer.weight.new_zeros(layer.num_features)
-    layer.running_var = layer.weight.new_ones(layer.num_features)
-    layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=layer.weight.device)
+    device = layer.weight.device
+    dtype = torch.promote_types(layer.weight.dtype, torch.float32)  # averages need as much
+    layer.running_mean = torch.zeros(layer.num_features, dtype=dtype, device=device)
+    layer.running_var = torch.ones(layer.num_features, dtype=dtype, device=device)
+    layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=device)

@@ -346,7 +346,7 @@ def test_single_entries_of_a_quadratic_are_trained_alone():
     [
         ({"levels": "x"}, "levels must be both or y"),
         ({"levels": "both"}, "beta must be a number where x is trained"),
-        ({"levels": "both", "beta": 0.1, "beta_x": 0.0}, "beta_x must be positive"),
+        ({"levels": "both", "beta": 0.1, "beta_x": 0.0}, "beta_x must be a positive number"),
         ({"beta": 0.1, "beta_x": 0.1}, "got 0.1 where y is trained alone"),
     ],
 )

@@ -38,6 +38,10 @@ def test_before_the_first_evaluation_nothing_is_known():
     assert within(record([(10, 0.5), (30, 0.7)]), 9.9) is None
 
 
+def test_a_run_without_an_evaluation_has_reached_nothing():
+    assert within(record([]), 10) is None
+
+
 def test_a_run_that_spends_less_is_taken_at_its_end():
     assert within(record([(10, 0.5), (30, 0.7)]), 31) == (pytest.approx(70.0), pytest.approx(2.0))
 
@@ -55,7 +59,7 @@ def test_the_table_compares_within_the_work_of_the_method_that_the_grid_names(tm
     table = equal_work_table(GRID, read_records(GRID, tmp_path)).splitlines()
     assert table[0] == "|  | 5-way 1-shot |"
     # RABO spends 100 on either seed: halfway between the 50 and the 150 of Static's evaluations
-    assert table[2:] == ["| Static | 60.00 ± 1.00* |", "| RABO | 91.00 |"]
+    assert table[2:] == ["| Static | 60.00 ± 1.00* |", "| RABO | 91.00 ± 12.71 |"]
 
 
 def test_without_that_method_there_is_nothing_to_compare_with(tmp_path: Path):

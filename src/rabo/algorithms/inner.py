@@ -10,7 +10,7 @@ import torch
 from rabo.algorithms.base import Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.algorithms.exchanges import Exchanges
-from rabo.algorithms.steps import StepSize, size_at
+from rabo.algorithms.steps import StepSize, check_step, size_at
 from rabo.bilevel import BilevelProblem
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import check_loss, gradient
@@ -36,10 +36,8 @@ class Calibrated:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.beta, str) and self.beta != "auto":
-            raise ValueError(f"beta must be positive or 'auto', got {self.beta!r}")
-        if isinstance(self.beta, (int, float)) and not self.beta > 0:
-            raise ValueError(f"beta must be positive or 'auto', got {self.beta}")
+        if self.beta != "auto":
+            check_step("beta", self.beta, also=" or 'auto'")
         if isinstance(self.policy, (str, type)):
             raise ValueError(f"policy must be an object such as Rolling(), got {self.policy!r}")
         if self.calibrate_every < 1:

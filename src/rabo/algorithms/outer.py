@@ -28,7 +28,7 @@ class OuterLevel(Calibrated):
         """Return α in the round that a state begins."""
         return size_at("alpha", self.alpha, state.round)
 
-    def move_outer(self, state: State, slope: Covered, scale: float = 1.0) -> State:
+    def move_outer(self, state: State, slope: Covered, *, scale: float = 1.0) -> State:
         """Step on x by α·scale; entries nobody covered stay. Notes how long the slope is."""
         size = scale * self.alpha_in(state)
         x, memory = self.outer_step(state.x, slope, size, state.vectors)

@@ -8,6 +8,7 @@ from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
+from rabo.algorithms.steps import Descent
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
 from rabo.hypergradients.linearisation import Estimate
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
@@ -49,6 +50,12 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             raise ValueError(
                 "hessian='global' needs all clients for every step on x, got num_outer_steps = "
                 f"{self.num_outer_steps}; use hessian='local'"
+            )
+        if self.num_outer_steps > 1 and not isinstance(self.outer_step, Descent):
+            raise ValueError(
+                f"num_outer_steps = {self.num_outer_steps} are plain steps on the client, whose "
+                f"length {type(self.outer_step).__name__} on the server would not see; use "
+                "outer_step='descent', or one outer step"
             )
         if self.hessian == "global" and not hasattr(self.hypergradient, "linearise"):
             raise ValueError(

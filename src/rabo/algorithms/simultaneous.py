@@ -80,7 +80,7 @@ class Simultaneous(OuterLevel):
         """Step on x, y and v with sizes scale·(α, β, β)."""
         x, y, v = slopes
         if state.round >= self.warm_up:
-            state = self.move_outer(state, x, scale)
+            state = self.move_outer(state, x, scale=scale)
         size = scale * state.scalars["beta"]
         vectors = {**state.vectors, "v": v.step(state.vectors["v"], size)}
         return replace(state, round=state.round + 1, y=y.step(state.y, size), vectors=vectors)

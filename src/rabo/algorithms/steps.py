@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, inf, pi
+from numbers import Real
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -70,17 +71,26 @@ class Cosine:
     start: float
     rounds: int
 
+    def __post_init__(self) -> None:
+        if not 0 < self.start < inf:
+            raise ValueError(f"start must be a positive number, got {self.start}")
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+
     def __call__(self, round: int) -> float:
         return self.start * (1 + cos(pi * min(round, self.rounds) / self.rounds)) / 2
 
 
-def check_step(name: str, step: Any) -> None:
+def check_step(name: str, step: Any, also: str = "") -> None:
     """Refuse what is neither a positive number nor a function of the round."""
-    if not callable(step) and not (isinstance(step, (int, float)) and step > 0):
-        raise ValueError(
-            f"{name} must be positive, or a function of the round such as Cosine(0.3, rounds), "
-            f"got {step!r}"
-        )
+    if callable(step) and not isinstance(step, type):
+        return
+    if isinstance(step, Real) and not isinstance(step, bool) and 0 < float(step) < inf:
+        return
+    raise ValueError(
+        f"{name} must be a positive number{also}, or a function of the round such as "
+        f"Cosine(0.3, rounds), got {step!r}"
+    )
 
 
 def size_at(name: str, step: StepSize, round: int) -> float:

@@ -96,9 +96,9 @@ class TaskNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         tasks = _num_tasks.get()
-        keeps_statistics = self.running_mean is not None  # as in an exported model
-        if tasks == 1 and not keeps_statistics and _lies_channels_last(input):
-            # on images that lie so, cuDNN's norm is slower than torch's own
+        if self._keeps_statistics():
+            return super().forward(input)
+        if tasks == 1 and _lies_channels_last(input):  # of which cuDNN's own norm is slower
             norm = torch.native_batch_norm
             return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
         if tasks == 1:
@@ -114,13 +114,17 @@ class TaskNorm(nn.BatchNorm2d):
 
     def activated(self, input: Tensor, slope: float, beside: Tensor | None = None) -> Tensor:
         """Return leaky(norm(input) + beside)."""
-        if has_kernels(input):
+        if has_kernels(input) and not self._keeps_statistics():
             from rabo.models.kernels import normalise
 
             weight, bias, tasks = self.weight, self.bias, _num_tasks.get()
             return normalise(input, beside, weight, bias, tasks, slope, self.eps)
         out = self(input)
         return F.leaky_relu(out if beside is None else out + beside, slope)
+
+    def _keeps_statistics(self) -> bool:
+        """Say whether it has statistics of its own, as in an exported model."""
+        return self.running_mean is not None
 
 
 def norm(channels: int) -> TaskNorm:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rabo.reproduction.drawing import draw_costs, draw_curves, draw_efficiency
-from rabo.reproduction.equal_work import equal_work_table
+from rabo.reproduction.equal_work import equal_work, equal_work_table
 from rabo.reproduction.estimators import draw_estimators, estimators_table, read_rows
 from rabo.reproduction.grid import Changes, Grid
 from rabo.reproduction.records import cells_of, read_records
@@ -44,6 +44,8 @@ def collect(grid: Grid, out: Path, tuned: Path, changes: Changes | None = None) 
             (shown / "figure.png").unlink(missing_ok=True)
             return said
     if shows == "efficiency":
+        reached = [each._asdict() for each in equal_work(grid, records)]
+        (shown / "equal_work.json").write_text(json.dumps(reached, indent=1) + "\n")
         (shown / "table.md").write_text(equal_work_table(grid, records) + "\n")
     if shows in FIGURES:
         said += _draw(grid, FIGURES[shows], records, shown)

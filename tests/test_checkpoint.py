@@ -204,6 +204,18 @@ def test_a_run_can_be_given_more_rounds_and_a_finished_one_says_so(tmp_path):
     assert contents(out) == contents(tmp_path / "whole")
 
 
+def test_it_is_said_that_a_schedule_falls_over_more_rounds_than_before(tmp_path):
+    cosine = {"alpha": {"name": "cosine", "start": 0.03}}
+    run(replace(SMALL["quadratic"], rounds=4, algorithm_options=cosine), tmp_path / "falls")
+    told = []
+    resume(recorded_experiment(tmp_path / "falls", 6), tmp_path / "falls", say=told.append)
+    assert "with 6 rounds in place of 4, alpha will fall over more rounds" in " ".join(told)
+    run(replace(SMALL["quadratic"], rounds=4), tmp_path / "stays")
+    told.clear()
+    resume(recorded_experiment(tmp_path / "stays", 6), tmp_path / "stays", say=told.append)
+    assert not [line for line in told if "fall" in line]
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
         recorded_experiment(tmp_path / "nowhere")

@@ -265,7 +265,11 @@ def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
     done = call(*asked, "--rounds", 2, "--out", tmp_path)
     assert done.exit_code == 0, done.output
     assert "[2/2] erratum-6/corrected/seed-0: gradient norm" in done.output
-    assert "corrected" in (tmp_path / "study-errata" / "table.md").read_text()
+    table = (tmp_path / "study-errata" / "table.md").read_text()
+    assert "corrected" in table
+    assert table.endswith("Not as in the experiment's file: rounds 2.\n")
+    page = call("reproduce", "page", "--rounds", 2, "--out", tmp_path)
+    assert "takes --out alone" in " ".join(page.output.split())
     assert call(*asked, "--rounds", 3, "--out", tmp_path).exit_code == 1  # holds other runs
     assert call(*asked, "--seeds", 2, "--limit", 0, "--out", tmp_path / "new").exit_code == 3
     assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1

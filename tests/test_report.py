@@ -356,6 +356,9 @@ def test_the_command_writes_the_page_and_says_what_is_wrong(folder, tmp_path, mo
     empty = call("report", tmp_path / "new", "--out", out)
     assert empty.exit_code == 1
     assert "holds no run; give folders" in " ".join(empty.output.split())
+    into = call("report", folder, "--out", tmp_path)
+    assert into.exit_code == 2
+    assert "got a folder" in " ".join(into.output.split())
     missing = call("report", tmp_path / "nowhere")
     assert missing.exit_code == 1
     assert "there is no folder" in " ".join(missing.output.split())

@@ -257,7 +257,7 @@ def test_clients_with_different_parameters_are_refused_by_name():
     ("call", "message"),
     [
         (lambda: client(capacity="1/2"), "got the text '1/2'"),
-        (lambda: rabo.RABO(beta="Auto"), "positive or 'auto'"),
+        (lambda: rabo.RABO(beta="Auto"), "positive number or 'auto'"),
         (lambda: rabo.RABO(policy=rabo.Rolling), "must be an object such as"),
         (lambda: rabo.RABO(hypergradient="cg"), "must be an object such as"),
         (lambda: rabo.solve([client()], policy="roling"), "Did you mean 'rolling'"),
@@ -322,7 +322,7 @@ def test_objects_may_be_given_as_plain_options():
         beta=Cosine(0.1, 9),
     )
     assert make_algorithm("rabo", beta="auto") == rabo.RABO()
-    with pytest.raises(ValueError, match="options that it has"):
+    with pytest.raises(ValueError, match="with its own options"):
         make_algorithm("rabo", hypergradient={"name": "neumann", "terms": 3})
     with pytest.raises(ValueError, match="unknown hypergradient ''"):
         make_algorithm("rabo", hypergradient={"num_terms": 3})
@@ -342,6 +342,9 @@ def test_a_schedule_of_plain_options_runs_over_all_rounds():
     federation, _ = Experiment(**options).federation()
     assert federation.algorithm.alpha == Cosine(0.1, 7)
     assert federation.algorithm.beta == Cosine(0.1, 5)
+    plain = rabo.solve([client()], alpha=cosine, beta=0.01, rounds=3)
+    made = rabo.solve([client()], alpha=rabo.Cosine(0.1, 3), beta=0.01, rounds=3)
+    assert torch.equal(plain.x["x"], made.x["x"])
 
 
 @pytest.mark.parametrize("beta", ["auto", 0.01])

@@ -114,6 +114,12 @@ def test_a_step_size_that_falls_below_zero_is_named_with_its_round():
         rabo.solve([rabo.Client(problem)], alpha=lambda round: [0.01, -1][round], rounds=2)
 
 
+def test_a_step_size_that_is_no_number_is_named_with_its_round():
+    problem = random_quadratic(stream(0), 3, 4).client(stream(1))
+    with pytest.raises(ValueError, match="alpha must be a number, got None in round 1"):
+        rabo.solve([rabo.Client(problem)], alpha=lambda round: None, rounds=2)
+
+
 def test_local_momentum_is_that_of_sgd():
     family = random_quadratic(stream(0), 3, 4)
     problem = family.client(stream(1))

@@ -1,7 +1,7 @@
 """Federated bilevel optimisation on submodels that fit each client."""
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import RABO, RAFBO, State, StepSizeWarning
+from rabo.algorithms import RABO, RAFBO, Adam, Cosine, State, StepSizeWarning
 from rabo.bilevel import Batch, BilevelProblem
 from rabo.clients import Client, OnDemand
 from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "RABO",
     "RAFBO",
+    "Adam",
     "Aggregate",
     "Batch",
     "BilevelProblem",
@@ -47,6 +48,7 @@ __all__ = [
     "ClientError",
     "ConjugateGradient",
     "CoordinateDifference",
+    "Cosine",
     "DirectionalDifference",
     "Federation",
     "Full",

@@ -41,13 +41,22 @@ def algorithm_options(
         _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", tuple(ESTIMATORS)),
     ] = None,
     hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
-    alpha: Annotated[float | None, typer.Option(help="outer step size")] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            help="outer step size; one that falls: "
+            """--option 'alpha={"name": "cosine", "start": 0.3}'"""
+        ),
+    ] = None,
     beta: Annotated[str | None, typer.Option(help="inner step size, or auto")] = None,
     momentum: Annotated[float | None, typer.Option(help="of the inner steps")] = None,
     levels: Annotated[
         str | None, typer.Option(help="what a single-level algorithm trains: both, or y")
     ] = None,
     inner_steps: Annotated[int | None, typer.Option(help="inner steps T of a round")] = None,
+    outer_steps: Annotated[
+        int | None, typer.Option(help="steps on x that a client of rabo or rafbo takes in a round")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="any other option of the algorithm, as NAME=VALUE (num_terms=5)"),
@@ -64,6 +73,7 @@ def algorithm_options(
         "momentum": momentum,
         "levels": levels,
         "num_inner_steps": inner_steps,
+        "num_outer_steps": outer_steps,
     }
     given = {name: value for name, value in flags.items() if value is not None}
     if twice := others.keys() & given.keys():

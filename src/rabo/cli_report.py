@@ -21,6 +21,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one page about runs that any browser shows, without a network."""
+    if out is not None and out.is_dir():
+        raise typer.BadParameter(f"--out must be a page such as {out}/report.html, got a folder")
     page = out or _beside(runs)
     found = guarded(lambda: write_report(runs, page), page)
     told = count_of(len(found), "run")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import torch
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import ALGORITHMS, Algorithm
+from rabo.algorithms import ALGORITHMS, Algorithm, Cosine
 from rabo.algorithms.steps import STEP_SIZES
 from rabo.checkpoint import Checkpoints
 from rabo.clients import Client
@@ -22,7 +22,7 @@ from rabo.record import RunFolder, versions
 from rabo.resources import Budget, Now, Resources, check_capacity
 from rabo.rounds import Result
 from rabo.runtimes import RUNTIMES, Privacy, Runtime, Tolerance
-from rabo.solve import make_algorithm
+from rabo.solve import make_algorithm, over_all
 from rabo.tasks import TASKS, Setup
 from rabo.writers import Start, Writer, following
 
@@ -139,10 +139,7 @@ class Experiment:
             advice.pop("beta_x", None)  # it goes with the beta that is suggested, for both levels
         options = {name: value for name, value in advice.items() if name in known}
         options |= {**self.algorithm_options, "seed": self.seed}
-        for name in STEP_SIZES:
-            if isinstance(options.get(name), Mapping):  # a schedule over all rounds
-                options[name] = {"rounds": self.rounds, **options[name]}
-        algorithm = make_algorithm(self.algorithm, **options)
+        algorithm = make_algorithm(self.algorithm, **over_all(self.rounds, options))
         if setup.judged_by is not None and hasattr(algorithm, "predict"):
             setup = setup.judged_by(algorithm.predict)  # type: ignore[attr-defined]
         return setup, algorithm
@@ -222,6 +219,13 @@ def resume(
                 f"rounds={experiment.rounds}: give a larger number, or another folder"
             )
         say(f"goes on after {found.state.round} rounds")
+        before = json.loads((out / "config.json").read_text()).get("rounds")
+        falling = [n for n in STEP_SIZES if isinstance(getattr(federation.algorithm, n, 0), Cosine)]
+        if before != experiment.rounds and falling:
+            say(
+                f"with {experiment.rounds} rounds in place of {before}, {' and '.join(falling)} "
+                "will fall over more rounds: steps are larger from here"
+            )
     config = _with_settings(experiment, federation, setup)
     with RunFolder(out, config, federation.state.round) as folder:
         return _drive(experiment, federation, setup, folder, writers)

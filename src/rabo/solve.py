@@ -27,6 +27,16 @@ NAMED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def over_all(rounds: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Let schedules that are plain options run over all rounds, unless they say over how many."""
+    return {
+        name: {"rounds": rounds, **value}
+        if name in STEP_SIZES and isinstance(value, Mapping)
+        else value
+        for name, value in options.items()
+    }
+
+
 def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
     """Return the algorithm of a name with its options, or the object.
 
@@ -67,7 +77,10 @@ def _made(option: str, value: Any) -> Any:
     try:
         return lookup(option, name, known)(**own)
     except TypeError as error:
-        raise ValueError(f"{option} {name} must be given options that it has: {error}") from error
+        raise ValueError(
+            f"{option} {name} must be given with its own options, as {{'name': '{name}', ...}} "
+            f"(on the command line JSON, with double quotes): {error}"
+        ) from error
 
 
 def solve(
@@ -93,7 +106,7 @@ def solve(
             lookup(f"option of solve with {algorithm}", name, dict.fromkeys(known - {"options"}))
     federation = Federation(
         clients,
-        make_algorithm(algorithm, **options),
+        make_algorithm(algorithm, **over_all(rounds, options)),
         participation=participation,
         evaluate=evaluate,
         evaluate_every=evaluate_every,

@@ -49,7 +49,8 @@ def test_every_public_name_is_in_the_reference(site):
 
 def test_algorithm_1_stands_beside_the_code_that_runs(site):
     shown = "".join(text_of(site / "how-it-works.html").split())
-    for work in (RABO.round, RABO.estimate_outer, RABO.update_inner, RABO.move_outer):
+    shown_whole = (RABO.round, RABO.update_inner, RABO.follow, RABO.estimate_outer)
+    for work in (*shown_whole, RABO._hypergradient, RABO.move_outer):
         code = "".join(inspect.getsource(work).split())
         assert code in re.sub(r"\s", "", shown)
     lines = re.findall(

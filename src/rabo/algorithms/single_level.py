@@ -48,7 +48,7 @@ class SingleLevel(InnerLevel, ABC):
         if self.beta_x is not None and len(self.trained) == 1:
             raise ValueError(
                 f"beta_x is for training x beside y, got {self.beta_x} where {self.trained[0]} is "
-                "trained alone; leave it out: the step size is beta"
+                "trained alone; leave it out: the step size is beta. To train both, levels='both'"
             )
 
     @property

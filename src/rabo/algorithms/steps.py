@@ -96,9 +96,11 @@ def check_step(name: str, step: Any, also: str = "") -> None:
 def size_at(name: str, step: StepSize, round: int) -> float:
     """Return the step size in a round."""
     size = step(round) if callable(step) else step
-    if not size >= 0:
+    if not isinstance(size, Real):
+        raise ValueError(f"{name} must be a number, got {size!r} in round {round + 1}")
+    if not float(size) >= 0:
         raise ValueError(f"{name} must not be negative, got {size} in round {round + 1}")
-    return size
+    return float(size)
 
 
 OUTER_STEPS = {"descent": Descent, "adam": Adam}

@@ -72,7 +72,7 @@ def find(root: Path, download: bool) -> tuple[Layout, Mapping[str, bytes]]:
     raise FileNotFoundError(
         f"one of {[layout.folder for layout in LAYOUTS]} or their archives must lie below {root} "
         f"or {root / 'cifar10'}, got none; use --download (download=True), put "
-        f"{URL}/{BINARY.archive} there, or pass --data-root"
+        f"{URL}/{BINARY.archive} there, or name another folder with --data-root"
     )
 
 

@@ -69,7 +69,8 @@ def find(root: Path, part: Part, download: bool) -> Drawings:
         return ZippedDrawings(fetch(url, f"md5:{part.md5}", path))
     raise FileNotFoundError(
         f"{part.name}.zip or the folder {part.name} must lie below {root} or {root / 'omniglot'}, "
-        f"got neither; use --download (download=True), put {url} there, or pass --data-root"
+        f"got neither; use --download (download=True), put {url} there, or name another folder "
+        "with --data-root"
     )
 
 

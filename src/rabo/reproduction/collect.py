@@ -30,7 +30,7 @@ def collect(grid: Grid, out: Path, tuned: Path, changes: Changes | None = None) 
     shows = grid.content["shows"]
     if not records:
         return [f"{grid.name}: nothing was run yet"]
-    write_tables(grid, cells_of(grid, records), shown)
+    write_tables(grid, cells_of(grid, records), shown, changes.told() if changes else "")
     said = [f"{grid.name}: {len(records)} runs, tables in {shown}"]
     if shows == "tuning":
         (shown / "table.md").write_text(candidates_table(grid, records) + "\n")

@@ -53,6 +53,11 @@ class Changes:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
+    def told(self) -> str:
+        """Write what makes other runs than the file's, as a reader likes it."""
+        rounds = {"rounds": self.rounds} if self.rounds is not None else {}
+        return describe({**rounds, **(self.task_options or {})})
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -25,9 +25,9 @@ MOST_VALUES = 4  # of an option that are told
 
 def write_page(results: Path, path: Path) -> None:
     """Fill the template from what is below `results`."""
-    template = (experiments_folder() / TEMPLATE).read_text()
+    text = fill((experiments_folder() / TEMPLATE).read_text(), results, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(fill(template, results, path))
+    path.write_text(text)
 
 
 def fill(template: str, results: Path, path: Path) -> str:

@@ -53,6 +53,11 @@ class Request:
     def perform(self, say: Callable[[str], None] = print) -> int:
         """Do what is asked; return 0, or 3 where runs are left."""
         if self.name == PAGE:
+            if self.rounds or self.seeds or self.option or self.only:
+                raise ValueError(
+                    "page shows the runs that the experiments' files ask for and takes --out "
+                    "alone; tables of other runs are beside them, in OUT/NAME/table.md"
+                )
             folder = self.out or COMMITTED
             if not any(folder.glob("*/**/summary.json")):
                 raise ValueError(

@@ -16,13 +16,14 @@ NOTE = (
 )
 
 
-def write_tables(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
-    """Write table.json, table.csv and table.md."""
+def write_tables(grid: Grid, cells: Sequence[Cell], out: Path, changed: str = "") -> None:
+    """Write table.json, table.csv and table.md, with what was `changed` of what the grid says."""
     out.mkdir(parents=True, exist_ok=True)
     paper = grid.content.get("paper", {})
     content = {
         "title": grid.content["title"],
         "paper": paper.get("where", ""),
+        **({"changed": changed} if changed else {}),
         "cells": [asdict(cell) for cell in cells],
     }
     (out / "table.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
@@ -30,7 +31,8 @@ def write_tables(grid: Grid, cells: Sequence[Cell], out: Path) -> None:
         rows = csv.writer(file)
         rows.writerow([field.name for field in fields(Cell)])
         rows.writerows(asdict(cell).values() for cell in cells)
-    (out / "table.md").write_text(f"{markdown(grid, cells)}\n\n{NOTE}\n")
+    note = f"{NOTE} Not as in the experiment's file: {changed}." if changed else NOTE
+    (out / "table.md").write_text(f"{markdown(grid, cells)}\n\n{note}\n")
 
 
 def markdown(grid: Grid, cells: Sequence[Cell]) -> str:

@@ -146,8 +146,8 @@ class View:
             # the gradient of Σ⟨z, slope⟩, whichever of the features depend on x
             total = torch.stack([(z * slope).sum() for z, slope in pairs]).sum()
             cross = gradient(total, list(self.x.values()))
-        slopes = (f - g for f, g in zip(outer, cross, strict=True))
-        return dict(zip(self.x, slopes, strict=True))
+        lists: Any = torch  # whose operations on lists have no types: few kernels for all
+        return dict(zip(self.x, lists._foreach_sub(outer, cross), strict=True))
 
     def _tree(self, y: Tensor) -> Any:
         return as_tree(y, self._like)

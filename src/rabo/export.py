@@ -87,8 +87,6 @@ def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 def _track(layer: nn.modules.batchnorm._BatchNorm) -> None:
     """Let a norm layer that used the statistics of its batch keep statistics of its own."""
     layer.track_running_stats = True
-    device = layer.weight.device
-    dtype = torch.promote_types(layer.weight.dtype, torch.float32)  # averages need as much
-    layer.running_mean = torch.zeros(layer.num_features, dtype=dtype, device=device)
-    layer.running_var = torch.ones(layer.num_features, dtype=dtype, device=device)
-    layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=device)
+    layer.running_mean = layer.weight.new_zeros(layer.num_features)
+    layer.running_var = layer.weight.new_ones(layer.num_features)
+    layer.num_batches_tracked = torch.zeros((), dtype=torch.long, device=layer.weight.device)

@@ -204,7 +204,8 @@ def resume(
     runtime: Runtime | None = None,
 ) -> Result:
     """Go on with a recorded run from its last checkpoint, to the same bits as without a stop."""
-    begun_with = json.loads((out / "config.json").read_text())["versions"]
+    recorded = json.loads((out / "config.json").read_text())
+    begun_with, before = recorded["versions"], recorded.get("rounds")
     if begun_with != versions():
         say(f"begun with {begun_with}, goes on with {versions()}: bits may differ")
     federation, setup = experiment.federation(runtime)
@@ -219,7 +220,6 @@ def resume(
                 f"rounds={experiment.rounds}: give a larger number, or another folder"
             )
         say(f"goes on after {found.state.round} rounds")
-        before = json.loads((out / "config.json").read_text()).get("rounds")
         falling = [n for n in STEP_SIZES if isinstance(getattr(federation.algorithm, n, 0), Cosine)]
         if before != experiment.rounds and falling:
             say(

@@ -61,10 +61,10 @@ def equal_work(grid: Grid, records: Sequence[Record]) -> list[Reached]:
             if not reached or None in reached:
                 continue
             values = [each[0] for each in reached if each is not None]
-            mean, interval, over = spread(values)
+            _, interval, over = spread(values)
             if len(reached) == 1 and reached[0] is not None:
                 interval, over = reached[0][1], "test tasks"
-            found.append(Reached(setting, method, mean or 0.0, interval, over))
+            found.append(Reached(setting, method, fmean(values), interval, over))
     return found
 
 

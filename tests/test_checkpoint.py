@@ -252,6 +252,17 @@ def test_a_missing_line_of_the_record_is_noticed(tmp_path):
         resume(recorded_experiment(out), out)
 
 
+def test_a_run_goes_on_on_another_device_and_says_so(tmp_path):
+    experiment = Experiment(task="quadratic", clients=2, rounds=2, device="auto")
+    run(experiment, tmp_path / "moved")
+    told, again = [], recorded_experiment(tmp_path / "moved", 4, "cpu")
+    moved = resume(again, tmp_path / "moved", say=told.append)
+    assert "begun on auto, goes on on cpu: bits may differ" in told
+    assert json.loads((tmp_path / "moved" / "config.json").read_text())["device"] == "cpu"
+    whole = run(replace(experiment, rounds=4, device="cpu"), tmp_path / "whole")
+    assert moved.metrics == whole.metrics
+
+
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path, monkeypatch):
     def run_and_interrupt(chosen, out, writers):
         return run(chosen, out, [OnRound(lambda done: signal.raise_signal(signal.SIGTERM))])

@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rabo
 from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedAvg, FedMBO
@@ -11,9 +13,12 @@ from rabo.errors import ClientError
 from rabo.experiment import Experiment
 from rabo.federation import Federation
 from rabo.hypergradients import ConjugateGradient, CoordinateDifference, Neumann
-from rabo.runtimes import Grouped, InProcess, Recorded
+from rabo.runtimes import Grouped, InProcess, Recorded, room
+from rabo.runtimes.base import Reply
+from rabo.runtimes.players import as_block, copy_tree, outside
 from rabo.tasks import TASKS
 from rabo.tasks.image_batches import ImageBatches
+from rabo.tree import leaves, map_leaves, shapes
 
 ROUNDS = 5
 
@@ -236,6 +241,62 @@ def test_equal_clients_as_one_reach_what_they_reach_alone(algorithm, tolerance):
         assert (a.cost.bytes_up, a.cost.bytes_down) == (b.cost.bytes_up, b.cost.bytes_down)
         covered = [{k: c._replace(mask_noise=0) for k, c in r.coverage.items()} for r in (a, b)]
         assert covered[0] == covered[1]
+
+
+@pytest.mark.parametrize(("fitting", "groups"), [(1, {1}), (2, {1, 2}), (3, {3})])
+def test_clients_work_as_one_as_far_as_memory_reaches(fitting, groups, monkeypatch):
+    def clients():
+        return [rabo.Client(c.problem, 0.5) for c in few_shot(penalty=0.3)[:3]]
+
+    algorithm = RABO(num_inner_steps=2, momentum=0.8)
+    plain, _, alone = run(Recorded, clients(), algorithm)
+    needed = max(cost.peak_memory_bytes for cost in alone._alone.values())
+    monkeypatch.setattr(room, "limit", lambda device: fitting * needed)
+    fast, _, runtime = run(Grouped, clients(), algorithm)
+    assert {len(clients) for clients, _ in runtime._kept} == groups
+    assert (moved(plain) - moved(fast)).norm() <= 1e-4 * moved(plain).norm()
+
+
+def test_recordings_share_memory_where_there_is_no_room_for_their_own(monkeypatch):
+    monkeypatch.setattr(room, "limit", lambda device: 100.0)
+    here, device = room.Room(), torch.device("cpu")
+    assert here.pool(device, 60) is None
+    shared = here.pool(device, 41)
+    assert shared is not None
+    assert here.pool(device, 40) is None  # the shared one counts once for all, and not here
+    assert here.pool(device, 1) is shared
+
+
+@given(st.integers(1, 200), st.integers(1, 300))
+def test_groups_are_as_few_as_fit_and_as_equal_as_can_be(number, most):
+    size = room.evenly(number, most)
+    assert size <= most
+    assert -(-number // size) == -(-number // most)
+    assert room.evenly(number, size) == size  # no smaller size needs as few
+
+
+def test_processes_that_share_a_device_take_smaller_parts_of_it(monkeypatch):
+    monkeypatch.setattr(room, "_parts", room.PARTS)
+    room.share_device(2)
+    assert room._parts == room.PARTS
+    room.share_device(13)
+    assert room._parts == 26
+
+
+def test_results_are_copied_out_of_shared_memory_with_their_types_and_nesting():
+    reply = Reply(
+        {"x": as_block({"a": torch.ones(2, 3), "b": torch.zeros(4)})}, {"loss": torch.tensor(2.0)}
+    )
+    found = (reply, torch.arange(2.0), {"y": {"w": torch.ones(3)}, "n": None, "both": [reply[0]]})
+    copied = outside(found)
+    assert shapes(copied) == shapes(found)
+    assert isinstance(copied[0], Reply)
+    assert copied[2]["n"] is None
+    for a, b in zip(leaves(copied), leaves(found), strict=True):
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
+    copy_tree(copied, map_leaves(lambda t: t + 1, found))
+    assert torch.equal(copied[0].arrays["x"]["a"], torch.full((2, 3), 2.0))
 
 
 def test_a_mask_of_single_entries_is_not_taken_for_the_whole_model_of_earlier_rounds():

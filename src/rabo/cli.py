@@ -111,12 +111,13 @@ def run_task(
 def resume_run(
     folder: Annotated[Path, typer.Argument(help="folder of a run that was stopped")],
     rounds: Annotated[int | None, typer.Option(help="do more rounds than it was to do")] = None,
+    device: Annotated[str | None, typer.Option(help="go on on another: auto, cpu or cuda")] = None,
     quiet: Quiet = False,
     tensorboard: ToTensorBoard = False,
     mlflow: ToMLflow = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    experiment = guarded(lambda: recorded_experiment(folder, rounds), folder)
+    experiment = guarded(lambda: recorded_experiment(folder, rounds, device), folder)
     follow = partial(_follow, experiment, folder, quiet, tensorboard, mlflow)
     say = partial(_say, to=errors) if quiet else _say  # what is unusual is said in any case
     print_result(follow(lambda writers: resume(experiment, folder, writers, say)), folder, console)

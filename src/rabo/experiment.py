@@ -85,8 +85,8 @@ class Experiment:
             raise ValueError(f"an experiment must be made of plain options: {error}") from error
 
     def identity(self) -> dict[str, Any]:
-        """Return what a checkpoint must agree with; a run may be given more rounds."""
-        free = ("rounds", "checkpoint_every")
+        """Return what a checkpoint must agree with: not the number of rounds, nor the device."""
+        free = ("rounds", "checkpoint_every", "device")
         return {name: value for name, value in self.config().items() if name not in free}
 
     def federation(self, runtime: Runtime | None = None) -> tuple[Federation, Setup]:
@@ -208,6 +208,8 @@ def resume(
     begun_with, before = recorded["versions"], recorded.get("rounds")
     if begun_with != versions():
         say(f"begun with {begun_with}, goes on with {versions()}: bits may differ")
+    if recorded.get("device", experiment.device) != experiment.device:
+        say(f"begun on {recorded['device']}, goes on on {experiment.device}: bits may differ")
     federation, setup = experiment.federation(runtime)
     found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
     if found is None:
@@ -231,8 +233,10 @@ def resume(
         return _drive(experiment, federation, setup, folder, writers)
 
 
-def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
-    """Read what a folder's run was asked for, of which `rounds` may be raised."""
+def recorded_experiment(
+    out: Path, rounds: int | None = None, device: str | None = None
+) -> Experiment:
+    """Read what a folder's run was asked for; `rounds` may be raised, `device` be another."""
     if not out.is_dir():
         raise ValueError(f"there is no folder {out}; give the one that the run named when it began")
     try:
@@ -262,7 +266,9 @@ def recorded_experiment(out: Path, rounds: int | None = None) -> Experiment:
             f"the run in {out} is to do {experiment.rounds} rounds, got --rounds {rounds}: leave "
             "--rounds out to do those, or give a larger number to do more"
         )
-    return experiment if rounds is None else replace(experiment, rounds=rounds)
+    return replace(
+        experiment, rounds=rounds or experiment.rounds, device=device or experiment.device
+    )
 
 
 def _drive(

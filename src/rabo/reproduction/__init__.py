@@ -46,6 +46,7 @@ def reproduce(
     tuned: Path | None = None,
     limit: float | None = None,
     part: tuple[int, int] = (1, 1),
+    jobs: int = 1,
     only_collect: bool = False,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
@@ -53,8 +54,9 @@ def reproduce(
     """Do the runs that are missing, then write tables and figures; return how many are left.
 
     After `limit` seconds no run is begun; called again, it goes on. `part` is (k, n) where n
-    processes share the runs, and none of them collects. Settings are read from, and by tuning
-    written to, `tuned`; a tuning with other rounds or options is a trial and writes to `out`.
+    machines share the runs, and none of them collects; `jobs` runs are under way at a time.
+    Settings are read from, and by tuning written to, `tuned`; a tuning with other rounds or options
+    is a trial and writes to `out`.
     """
     begun, left = clock(), 0
     given, tuned = tuned, tuned or experiments_folder() / TUNED
@@ -69,7 +71,11 @@ def reproduce(
     for grid in grids:
         if not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)
-            do = partial(measure_estimators, grid) if "estimators" in grid.content else sweep
+            do = (
+                partial(measure_estimators, grid)
+                if "estimators" in grid.content
+                else partial(sweep, jobs=jobs)
+            )
             runs = part_of(grid.runs(changes), part)
             left += do(runs, out, limit=remaining, say=say, clock=clock)
         if part[1] == 1:  # else others are still at it

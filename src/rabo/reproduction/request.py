@@ -43,7 +43,8 @@ class Request:
     )
     tuned: Annotated[Path | None, "file of tuned settings (experiments/tuned.json)"] = None
     limit: Annotated[float | None, "seconds after which no run is begun"] = None
-    part: Annotated[str, "K/N: do the K-th of N parts, for N processes side by side"] = "1/1"
+    part: Annotated[str, "K/N: do the K-th of N parts, for N machines with one folder"] = "1/1"
+    jobs: Annotated[int, "runs at a time, each in a process of its own"] = 1
     collect: Annotated[bool, "run nothing: write tables and figures of what there is"] = False
 
     @property
@@ -68,6 +69,8 @@ class Request:
             say(f"written: {PAGE_PATH}")
             return 0
         lookup("experiment", self.name, dict.fromkeys([*names(), PAGE]))
+        if self.jobs < 1:
+            raise ValueError(f"jobs must be at least 1, got {self.jobs}")
         if self.data_root:
             os.environ[DATA] = self.data_root  # not an option of runs: it is no part of a result
         changes = Changes(
@@ -86,6 +89,7 @@ class Request:
             tuned=self.tuned,
             limit=self.limit,
             part=_part(self.part),
+            jobs=self.jobs,
             only_collect=self.collect,
             say=say,
         )

@@ -1,10 +1,12 @@
-"""Run what is missing of a grid, one run after the other, and keep what is small."""
+"""Run what is missing of a grid, and keep what is small."""
 
 import gc
 import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from rabo.checkpoint import write_atomically
 from rabo.errors import ClientError, NonFiniteError, ReplyError
 from rabo.experiment import Experiment, choose_device, resume, run
 from rabo.reproduction.grid import Run
+from rabo.reproduction.lanes import side_by_side
 
 KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
 FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it
@@ -27,25 +30,53 @@ def sweep(
     out: Path,
     *,
     limit: float | None = None,
+    jobs: int = 1,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Do the runs that are missing below `out`; return how many the time limit left.
 
     A run that was cut goes on from its checkpoint. One that diverged is on record as such and is
-    not done again.
+    not done again. `jobs` runs are under way at a time; where one fails, others go on.
     """
-    begun, left = clock(), 0
-    for i, each in enumerate(runs, start=1):
-        folder = out / each.folder
-        if is_done(folder):
-            check_same(each, folder)
-            continue
-        if limit is not None and clock() - begun > limit:
-            left += 1
-            continue
-        say(f"[{i}/{len(runs)}] {each.name}: {_do(each, folder, clock)}")
-    return left
+    begun, missing, do = clock(), missing_of(runs, out), partial(_do, out=out, clock=clock)
+    number, failed = len(runs) - len(missing), []
+
+    def may_begin() -> bool:
+        return limit is None or clock() - begun <= limit
+
+    if jobs == 1:
+        done = ((each, do(each)) for each in missing if may_begin())
+    else:
+        done = side_by_side(do, dearest_first(missing), jobs, may_begin)
+    with closing(done):
+        for each, reached in done:
+            if isinstance(reached, Exception):
+                failed.append(reached)
+                say(f"{each.name} failed: {reached}")
+            else:
+                number += 1
+                say(f"[{number}/{len(runs)}] {each.name}: {reached}")
+    if failed:
+        raise failed[0]
+    return len(runs) - number
+
+
+def missing_of(runs: Sequence[Run], out: Path) -> list[Run]:
+    """Return the runs that are not there yet; refuse others in their places."""
+    missing = []
+    for each in runs:
+        if is_done(out / each.folder):
+            check_same(each, out / each.folder)
+        else:
+            missing.append(each)
+    return missing
+
+
+def dearest_first(runs: Sequence[Run]) -> list[Run]:
+    """Return a seed's last settings first, which cost most, so that none is waited for alone."""
+    last_first = list(reversed(runs))
+    return sorted(last_first, key=lambda each: each.experiment.seed)
 
 
 def is_done(folder: Path) -> bool:
@@ -81,12 +112,14 @@ def _choice(value: Any) -> Any:
     return {name: each for name, each in value.items() if name not in PLACES}
 
 
-def _do(each: Run, folder: Path, clock: Callable[[], float]) -> str:
+def _do(each: Run, out: Path, clock: Callable[[], float]) -> str:
     """Do one run and return what it has reached."""
-    begun, why = clock(), ""
-    has_begun = (folder / "config.json").exists()
+    folder, begun, why = out / each.folder, clock(), ""
+    has_begun, device = (folder / "config.json").exists(), device_name(each.experiment.device)
     if has_begun:
         check_same(each, folder)
+        before = json.loads((folder / "config.json").read_text())["device"]
+        device = device if before == each.experiment.device else f"{before}, then {device}"
     if not _is_ended(folder):
         try:
             (resume if has_begun else run)(each.experiment, folder)
@@ -97,7 +130,7 @@ def _do(each: Run, folder: Path, clock: Callable[[], float]) -> str:
             why = str(error)
     about = {
         "wall_seconds": None if has_begun else round(clock() - begun, 1),
-        "device": device_name(each.experiment.device),
+        "device": device,
         "why": why,
     }
     _reduce(folder, about)

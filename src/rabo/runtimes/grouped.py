@@ -1,17 +1,18 @@
 """Recorded work, of clients that hold the same submodel as one: fewer and larger kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch
+from rabo.bilevel import Batch, BilevelProblem
 from rabo.problem import ClientProblem
 from rabo.runtimes.base import Reply, Task, Work
 from rabo.runtimes.recorded import Recorded
 from rabo.runtimes.recording import Purposes, StaticLocal, draw_all
+from rabo.runtimes.room import evenly, most_together
 from rabo.submodel import Cut, level_of
 from rabo.tree import Params, leaves, map_leaves, replace_leaves
 
@@ -28,6 +29,10 @@ class Grouped(Recorded):
 
     gives_means = True
 
+    def __init__(self, problems: Mapping[int, BilevelProblem]):
+        super().__init__(problems)
+        self._most_together: dict[Any, int] = {}  # by widths and shapes
+
     def _groups(
         self, work: Work, asked: Sequence[tuple[int, Task]]
     ) -> list[tuple[tuple[int, ...], Task]]:
@@ -39,7 +44,22 @@ class Grouped(Recorded):
             key = self._what_it_gets(client, task)
             members.setdefault(key, []).append(client)
             tasks.setdefault(key, task)
-        return [(tuple(clients), tasks[key]) for key, clients in members.items()]
+        return [
+            (group, tasks[key])
+            for key, clients in members.items()
+            for group in self._fitting(clients, tasks[key])
+        ]
+
+    def _fitting(self, clients: Sequence[int], task: Task) -> list[tuple[int, ...]]:
+        """Return clients in groups that fit into a device's memory, the same for all their work."""
+        kind = (task.cut.widths, self.problems[clients[0]].shape_key)
+        if kind not in self._most_together and len(clients) > 1:
+            spent = [c.peak_memory_bytes for k, c in self._alone.items() if k[1:] == kind]
+            self._most_together[kind] = most_together(
+                leaves(task.arrays)[0].device, max(spent, default=0)
+            )
+        size = evenly(len(clients), self._most_together.get(kind, 1))
+        return [tuple(clients[i : i + size]) for i in range(0, len(clients), size)]
 
     def _what_it_gets(self, client: int, task: Task) -> Any:
         """Return what is equal for clients that can work together."""

@@ -1,7 +1,8 @@
 """Work on tensors that stay in place, played again: as a CUDA graph, or on a CPU by running it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,11 +11,24 @@ from torch import Tensor
 from rabo.tree import Params, block, leaves, pieces
 
 
-class GraphPlayer:
-    """A CUDA graph on a stream of its own."""
+class SharedPool:
+    """Memory for what graphs need only while they run, and the stream on which they take turns."""
 
-    def __init__(self, priority: int) -> None:
-        self._stream = torch.cuda.Stream(priority=priority)
+    @cached_property
+    def handle(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream()
+
+
+class GraphPlayer:
+    """A CUDA graph on a stream of its own, with its own memory unless it gets some to share."""
+
+    def __init__(self, priority: int, shared: SharedPool | None = None) -> None:
+        self._shared = shared
+        self._stream = shared.stream if shared else torch.cuda.Stream(priority=priority)
         self._graph = torch.cuda.CUDAGraph()
         self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
@@ -31,14 +45,19 @@ class GraphPlayer:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.current_stream().wait_stream(self._stream)
-        with torch.cuda.graph(self._graph, stream=self._stream):
-            return run()
+        pool = self._shared.handle if self._shared else None
+        with torch.cuda.graph(self._graph, stream=self._stream, pool=pool):
+            self._inside = run()
+        self._found = outside(self._inside) if self._shared else self._inside
+        return self._found
 
     def replay(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             self._ends[0].record()
             self._graph.replay()
+            if self._shared:  # the next graph may write where this one has put its results
+                copy_tree(self._found, self._inside)
             self._ends[1].record()
 
     def join(self) -> None:
@@ -66,6 +85,21 @@ class Rerun:
 
     def seconds(self) -> float:
         return self._seconds
+
+
+def outside(tree: Any) -> Any:
+    """Copy results to memory of their own, named tensors as pieces of one vector."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, Mapping):
+        if tree and all(isinstance(each, Tensor) for each in tree.values()):
+            return as_block(tree)
+        return {key: outside(each) for key, each in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(outside, tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map(outside, tree))
+    return tree
 
 
 def as_block(params: Params) -> dict[str, Tensor]:

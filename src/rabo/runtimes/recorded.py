@@ -12,6 +12,7 @@ from rabo.bilevel import BilevelProblem
 from rabo.metering import Cost, Meter
 from rabo.runtimes.base import Local, Reply, Task, Work, failed, not_finite, perform
 from rabo.runtimes.recording import Most, Recording, StaticLocal, key_of
+from rabo.runtimes.room import Room
 from rabo.submodel import Cut
 
 SIDE_BY_SIDE = 16  # clients that run at the same time, each on a stream of its own
@@ -34,7 +35,7 @@ class Recorded:
         self._now: dict[tuple[int, ...], tuple[Cut, Local]] = {}  # of the round under way
         self._kept: dict[Any, StaticLocal] = {}  # by client and widths
         self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
-        self._most = Most()
+        self._most, self._room = Most(), Room()
         self._alone: dict[Any, Cost] = {}  # of work that a client did alone
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
@@ -59,7 +60,7 @@ class Recorded:
         local = self._local(clients, task)
         if isinstance(local, StaticLocal):
             try:
-                recording = local.recording(work, task, self._most)
+                recording = local.recording(work, task, self._most, self._room)
                 started = recording and recording.start(task)
                 if started:
                     return _Started(clients, task, started.reply, started)
@@ -72,9 +73,7 @@ class Recorded:
                 local.costs[key_of(work, task)] = reply.cost
                 self._most.see(work, reply.cost)
             if len(clients) == 1:
-                self._alone[key_of(work, task), task.cut.widths, local.problem.shape_key] = (
-                    reply.cost
-                )
+                self._alone[self._kind_of(work, clients[0], task)] = reply.cost
         return _Started(clients, task, reply)
 
     def _cost_of_one(self, work: Work, started: "_Started", cost: Cost) -> Cost:
@@ -86,13 +85,17 @@ class Recorded:
         number = len(started.clients)
         if number == 1:
             return cost
-        shape = self.problems[started.clients[0]].shape_key
         share = cost._replace(
             multiply_adds=cost.multiply_adds // number,
             peak_memory_bytes=cost.peak_memory_bytes // number,
         )
-        alone = self._alone.get((key_of(work, started.task), started.task.cut.widths, shape), share)
+        kind = self._kind_of(work, started.clients[0], started.task)
+        alone = self._alone.get(kind, share)
         return alone._replace(seconds=cost.seconds / number)
+
+    def _kind_of(self, work: Work, client: int, task: Task) -> Any:
+        """Return what two pieces of work have in common that cost the same."""
+        return key_of(work, task), task.cut.widths, self.problems[client].shape_key
 
     def _local(self, clients: tuple[int, ...], task: Task) -> Local:
         if task.round != self._round:

@@ -13,6 +13,7 @@ from rabo.bilevel import Batch, BilevelProblem
 from rabo.metering import Cost
 from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream
 from rabo.runtimes.players import GraphPlayer, Rerun, as_block, copy_tree
+from rabo.runtimes.room import Room
 from rabo.tree import lay, leaves, map_leaves, only_tensors, shapes
 
 Purposes: TypeAlias = Sequence[str | int]  # what batches are drawn for
@@ -94,7 +95,7 @@ class StaticLocal(Local):
             self.drawn[purpose].round = task.round
         return True
 
-    def recording(self, work: Work, task: Task, most: Most) -> "Recording | None":
+    def recording(self, work: Work, task: Task, most: Most, room: Room) -> "Recording | None":
         """Return a recording of work that has been measured, made now if there is none."""
         key = key_of(work, task)
         if key not in self.costs or self.has_changing_batches or not only_tensors(self.memory):
@@ -103,7 +104,7 @@ class StaticLocal(Local):
         whole = (key, id(getattr(work, "__self__", None)), *sorted(map(id, self.memory.values())))
         if whole not in self.recordings:
             priority = most.priority(work, self.costs[key])
-            self.recordings[whole] = _record(work, task, self, self.costs[key], priority)
+            self.recordings[whole] = _record(work, task, self, self.costs[key], priority, room)
         return self.recordings[whole]
 
     def fresh(self, task: Task, purposes: Purposes) -> list[Batch]:
@@ -150,7 +151,7 @@ class Recording:
 
 
 def _record(
-    work: Work, task: Task, local: StaticLocal, cost: Cost, priority: int
+    work: Work, task: Task, local: StaticLocal, cost: Cost, priority: int, room: Room
 ) -> Recording | None:
     """Record work, or return None if it cannot be."""
     device = leaves((task.arrays, local.memory))[0].device
@@ -170,7 +171,8 @@ def _record(
         reply = reply._replace(arrays=arrays)
         return reply, _summary(reply), local.memory
 
-    player = GraphPlayer(priority) if device.type == "cuda" else Rerun()
+    shared = room.pool(device, cost.peak_memory_bytes)
+    player = GraphPlayer(priority, shared) if device.type == "cuda" else Rerun()
     found = player.record(run)
     local.memory, purposes = before, list(local.used)
     batches = [local.drawn[p].batch for p in purposes]

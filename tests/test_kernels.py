@@ -19,7 +19,8 @@ from triton.compiler import ASTSource, compile
 from rabo.models import kernels
 
 NUMBERS = {"slope": "fp32", "eps": "fp32"}
-NUMBERS |= dict.fromkeys(["images", "tasks", "channels", "size", "share", "shares"], "i32")
+COUNTS = ["sets", "first", "pixels", "tasks", "channels", "size", "share", "shares"]
+NUMBERS |= dict.fromkeys(COUNTS, "i32")
 IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
     kernel = getattr(kernels, name)
@@ -37,7 +38,12 @@ for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
 IMAGE = torch.rand(1, 1, 28, 28)
 
 
-def reference(images, beside, weight, bias, tasks, slope, eps):
+def reference(images, beside, weight, bias, tasks, slope, eps, first=0):
+    if first:  # of each task, which lie in turn
+        sets = [slice(None, first * tasks), slice(first * tasks, None)]
+        besides = [None if beside is None else beside[s] for s in sets]
+        given = [(images[s], b) for s, b in zip(sets, besides, strict=True)]
+        return torch.cat([reference(*g, weight, bias, tasks, slope, eps) for g in given])
     shape = (len(images) // tasks, tasks * images.shape[1], *images.shape[2:])
     weight, bias = weight.repeat(tasks), bias.repeat(tasks)
     out = F.batch_norm(images.reshape(shape), None, None, weight, bias, True, 0.0, eps)
@@ -48,12 +54,19 @@ def reference(images, beside, weight, bias, tasks, slope, eps):
 @pytest.mark.parametrize("slope", [1.0, 0.1])
 @pytest.mark.parametrize("has_beside", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "tasks"),
-    [((12, 5, 6, 6), 4), ((4, 3, 3, 3), 2), ((20, 17, 3, 3), 4), ((6, 40, 1, 1), 2)],
+    ("shape", "tasks", "first"),
+    [
+        ((12, 5, 6, 6), 4, 0),
+        ((4, 3, 3, 3), 2, 0),
+        ((20, 17, 3, 3), 4, 0),
+        ((6, 40, 1, 1), 2, 0),
+        ((12, 5, 6, 6), 4, 1),
+        ((14, 17, 3, 3), 2, 5),
+    ],
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
-    shape, tasks, has_beside, slope, layout, generator
+    shape, tasks, first, has_beside, slope, layout, generator
 ):
     from rabo.models.kernels import normalise
 
@@ -65,7 +78,7 @@ def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
     def apply(function, dtype):
         leaves = [t.to(dtype).detach().requires_grad_() for t in given]
         between = leaves[1] if has_beside else None
-        out = function(leaves[0], between, *leaves[-2:], tasks, slope, 1e-5)
+        out = function(leaves[0], between, *leaves[-2:], tasks, slope, 1e-5, first)
         towards = torch.cos(torch.arange(out.numel(), dtype=dtype)).reshape(shape)
         return [out, *torch.autograd.grad(out, leaves, towards)]
 
@@ -101,7 +114,8 @@ def test_images_in_bfloat16_have_statistics_in_float32(generator):
         torch.testing.assert_close(f.double(), t, rtol=1e-2, atol=1e-2)
 
 
-def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(monkeypatch, generator):
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(first, monkeypatch, generator):
     from rabo.models import kernels
 
     monkeypatch.setattr(kernels, "PIXELS", 8)
@@ -112,7 +126,8 @@ def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(monkeypatch, gener
     found, true = (
         [out, *torch.autograd.grad(out, [images], towards)]
         for out in (
-            f(images, None, ones, zeros, 2, 0.1, 1e-5) for f in (kernels.normalise, reference)
+            f(images, None, ones, zeros, 2, 0.1, 1e-5, first)
+            for f in (kernels.normalise, reference)
         )
     )
     for a, b in zip(found, true, strict=True):
@@ -137,6 +152,15 @@ def test_images_that_do_not_fit_the_tasks_are_refused(shape):
 
     with pytest.raises(ValueError, match="multiple of 2 tasks"):
         normalise(torch.rand(shape), None, torch.ones(3), torch.ones(3), 2, 1.0, 1e-5)
+
+
+@pytest.mark.parametrize(("number", "first"), [(4, 1), (6, 2), (6, 3)])
+def test_a_set_apart_must_have_statistics_too(number, first):
+    from rabo.models.kernels import normalise
+
+    images = torch.rand(number, 3, 1, 1)
+    with pytest.raises(ValueError, match=f"{first} images set apart"):
+        normalise(images, None, torch.ones(3), torch.ones(3), 2, 1.0, 1e-5, first)
 
 
 def test_what_is_beside_must_have_the_shape_of_the_images():
@@ -167,7 +191,7 @@ def test_derivatives_that_kernels_do_not_have_take_the_usual_layers():
     seen = []
 
     def watch(t):
-        seen.append(convolutional._is_transformed())
+        seen.append(convolutional.is_transformed())
         return t.sum()
 
     watch(torch.ones(2))
@@ -189,17 +213,18 @@ def test_a_large_mean_does_not_swallow_the_variance(generator):
     torch.testing.assert_close(found.double(), true, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize(
     ("make", "size"), [(lambda: ResNet12((3, 5, 6, 7)), 8), (lambda: Conv4(5), 16)]
 )
-def test_a_backbone_with_kernels_is_the_one_without(make, size, monkeypatch, generator):
+def test_a_backbone_with_kernels_is_the_one_without(make, size, first, monkeypatch, generator):
     torch.manual_seed(3)
     backbone, tasks = make(), 2
     images = torch.rand(tasks * 6, 1, size, size, generator=generator)
 
     def found(has_kernels):
         monkeypatch.setattr(convolutional, "has_kernels", lambda _: has_kernels)
-        with side_by_side(tasks):
+        with side_by_side(tasks, first):
             z = backbone(images)
         loss = (z * torch.cos(torch.arange(z.numel()).reshape(z.shape))).sum()
         slopes = torch.autograd.grad(loss, list(backbone.parameters()))

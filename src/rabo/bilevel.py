@@ -1,5 +1,6 @@
 """One client's share of the bilevel problem (Eq. 2), as algorithms see it."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Generator, Tensor
@@ -62,3 +63,9 @@ class BilevelProblem(Protocol):
     def shape_key(self) -> Any:
         """Equal for problems that cost the same."""
         ...
+
+
+def features_of(problem: BilevelProblem, x: Params, parts: Sequence[Any]) -> list[Any]:
+    """Return z(x) on several parts of a batch; a problem that has `features_of` takes one pass."""
+    together = getattr(problem, "features_of", None)
+    return together(x, parts) if together else [problem.features(x, part) for part in parts]

@@ -222,6 +222,11 @@ class ClientProblem:
             return x
         return self.problem.features(self._see(0, x), part)
 
+    def features_of(self, x: Params, parts: Sequence[Any]) -> list[Any]:
+        """Return the features of several parts; `features` that has `many` takes one pass."""
+        many = getattr(self.problem.features, "many", None)
+        return many(self._see(0, x), parts) if many else [self.features(x, p) for p in parts]
+
     def inner(self, z: Any, y: Params, part: Any) -> Tensor:
         return self._loss("inner", z, y, part)
 

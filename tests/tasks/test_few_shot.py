@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from PIL import Image
 
 import rabo
+from rabo.bilevel import features_of
 from rabo.data.glyphs import make_glyphs
 from rabo.experiment import Experiment, run
 from rabo.masks import Random, Whole
 from rabo.models.convolutional import Conv4, ResNet12
 from rabo.seeding import stream
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
-from rabo.tasks.few_shot import FewShotTask, all_at_once, represent
+from rabo.tasks.few_shot import FewShotTask, all_at_once, both_at_once, represent
 from rabo.tree import leaves
 
 SMALL = {"backbone": "conv4", "channels": "8", "queries": 3, "tasks": 3}
@@ -43,6 +44,41 @@ def test_tasks_side_by_side_have_the_features_and_slopes_of_tasks_one_by_one(bac
     params = list(backbone.parameters())
     slopes = [torch.autograd.grad((z * along).sum(), params) for z in (together, apart)]
     torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_tasks", [1, 3])
+@pytest.mark.parametrize("backbone", [Conv4(6), ResNet12((4, 5, 6, 7))])
+def test_support_sets_beside_queries_have_the_features_and_slopes_they_have_alone(
+    backbone, num_tasks
+):
+    backbone = backbone.double()
+    support, query = (
+        torch.rand(num_tasks, n, 1, 28, 28, dtype=torch.float64, generator=stream(n))
+        for n in (2, 5)
+    )
+    together = both_at_once(backbone, support, query)
+    apart = all_at_once(backbone, support), all_at_once(backbone, query)
+    params = list(backbone.parameters())
+    slopes = []
+    for found in (together, apart):
+        loss = sum((z * torch.cos(torch.arange(z.numel())).reshape(z.shape)).sum() for z in found)
+        slopes.append(torch.autograd.grad(loss, params))
+    for a, b in zip(together, apart, strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9)
+
+
+def test_features_of_several_parts_are_those_of_each():
+    problem, batch = bound()
+    x, _ = problem.start()
+    found = features_of(problem, x, batch)
+    for z, part in zip(found, batch, strict=True):
+        assert torch.equal(z, problem.features(x, part))
+
+    class Plain:
+        features = problem.features
+
+    assert all(map(torch.equal, features_of(Plain(), x, batch), found))
 
 
 def test_heads_of_tasks_are_trained_apart():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.bilevel import Batch, BilevelProblem
+from rabo.bilevel import Batch, BilevelProblem, features_of
 from rabo.problem import ClientProblem
 from rabo.runtimes.base import Local
 from rabo.tree import Params
@@ -46,7 +46,7 @@ class DistProtoNet(Episodic):
 
 def _scores(problem: BilevelProblem, x: Params, support: Any, query: Any) -> Tensor:
     """Return −‖z − p_c‖² of every query and class, but for ‖z‖², which all classes share."""
-    learned, asked = problem.features(x, support), problem.features(x, query)
+    learned, asked = features_of(problem, x, (support, query))
     ways: int = problem.ways  # type: ignore[attr-defined]
     labels = torch.arange(ways, device=learned.device)
     member = (support[1].unsqueeze(2) == labels).to(learned.dtype)  # tasks, drawings, classes

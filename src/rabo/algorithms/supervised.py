@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from rabo.algorithms.single_level import Level, SingleLevel, Weights
-from rabo.bilevel import Batch, BilevelProblem
+from rabo.bilevel import Batch, BilevelProblem, features_of
 from rabo.masks import Full
 from rabo.runtimes.base import Local
 from rabo.tree import Params
@@ -44,8 +44,9 @@ class Supervised(SingleLevel):
         if self.levels == "y":
             z = _fixed_features(problem, x, batch, local)
             return problem.inner(z, y, batch.inner)
-        inner = problem.inner(problem.features(x, batch.inner), y, batch.inner)
-        outer = problem.outer(problem.features(x, batch.outer), y, batch.outer)
+        of_inner, of_outer = features_of(problem, x, batch)
+        inner = problem.inner(of_inner, y, batch.inner)
+        outer = problem.outer(of_outer, y, batch.outer)
         return (inner + outer) / 2
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,17 +16,29 @@ from torch.autograd import forward_ad
 
 WIDE = 16  # channels of the first layer from which convolutions are in bfloat16
 
-_num_tasks: ContextVar[int] = ContextVar("num_tasks", default=1)
+
+class _Layout(NamedTuple):
+    """What a batch holds: the images of how many tasks, and how many of each are a set apart."""
+
+    tasks: int = 1
+    first: int = 0
+
+
+_ONE_TASK = _Layout()
+_layout: ContextVar[_Layout] = ContextVar("layout", default=_ONE_TASK)
 
 
 @contextmanager
-def side_by_side(num_tasks: int) -> Iterator[None]:
-    """Let a batch hold the images of several tasks in turn, each with statistics of its own."""
-    token = _num_tasks.set(num_tasks)
+def side_by_side(num_tasks: int, first: int = 0) -> Iterator[None]:
+    """Let a batch hold the images of several tasks in turn, each with statistics of its own.
+
+    The first images of each task may have others than the rest: a support set before its queries.
+    """
+    token = _layout.set(_Layout(num_tasks, first))
     try:
         yield
     finally:
-        _num_tasks.reset(token)
+        _layout.reset(token)
 
 
 def has_kernels(images: Tensor) -> bool:
@@ -38,8 +50,8 @@ def has_kernels(images: Tensor) -> bool:
     on_gpu = images.is_cuda and images.dtype in (torch.float32, torch.bfloat16)
     return (
         on_gpu
-        and _num_tasks.get() > 1
-        and not _is_transformed()
+        and _layout.get().tasks > 1
+        and not is_transformed()
         and _kernels_run(images.device, _wanted_kernels())
     )
 
@@ -51,7 +63,7 @@ def _wanted_kernels() -> str:
     return wanted
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Say whether derivatives are taken that kernels do not have: by torch.func, or forwards."""
     transformed = torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
     return transformed or forward_ad._current_level >= 0
@@ -95,9 +107,13 @@ class TaskNorm(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        tasks = _num_tasks.get()
+        tasks, first = _layout.get()
         if self._keeps_statistics():
             return super().forward(input)
+        if first and not has_kernels(input):
+            sets = input[: first * tasks], input[first * tasks :]
+            with side_by_side(tasks):
+                return torch.cat([self(images) for images in sets])
         if tasks == 1 and _lies_channels_last(input):  # of which cuDNN's own norm is slower
             norm = torch.native_batch_norm
             return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
@@ -117,8 +133,8 @@ class TaskNorm(nn.BatchNorm2d):
         if has_kernels(input) and not self._keeps_statistics():
             from rabo.models.kernels import normalise
 
-            weight, bias, tasks = self.weight, self.bias, _num_tasks.get()
-            return normalise(input, beside, weight, bias, tasks, slope, self.eps)
+            tasks, first = _layout.get()
+            return normalise(input, beside, self.weight, self.bias, tasks, slope, self.eps, first)
         out = self(input)
         return F.leaky_relu(out if beside is None else out + beside, slope)
 
@@ -139,7 +155,7 @@ class _Features(nn.Sequential):
         if has_kernels(input):
             images = _channels_last(input)
             return super().forward(images.to(self._precision(images))).to(input.dtype)
-        if input.is_cuda or _num_tasks.get() > 1 or _is_transformed():
+        if input.is_cuda or _layout.get().tasks > 1 or is_transformed():
             return super().forward(input)
         return super().forward(_channels_last(input))
 
@@ -181,7 +197,7 @@ class _Laid(torch.autograd.Function):
 
 def _lies_channels_last(images: Tensor) -> bool:
     """Say so of images on a GPU, where a transform does not forbid to ask."""
-    if not _is_on_gpu(images) or _is_transformed():
+    if not _is_on_gpu(images) or is_transformed():
         return False
     return images.is_contiguous(memory_format=torch.channels_last)
 
@@ -284,7 +300,7 @@ class ResNet18(nn.Module):
         self.classifier = nn.Linear(channels, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        if not _is_transformed():
+        if not is_transformed():
             images = _channels_last(images)
         out = self.stages(F.relu(self.stem_norm(self.stem(images))))
         return self.classifier(torch.flatten(F.adaptive_avg_pool2d(out, 1), 1))

@@ -23,7 +23,7 @@ from rabo.data.omniglot import load_omniglot
 from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
-from rabo.models.convolutional import Conv4, ResNet12, side_by_side
+from rabo.models.convolutional import Conv4, ResNet12, is_transformed, side_by_side
 from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
@@ -191,22 +191,47 @@ class FewShotTask:
         return head
 
 
-def represent(x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+class Representation:
     """Features of all tasks, with batch statistics of each task, of unit size on average.
 
     Their size bounds the curvature of the head's problem, l_{g,1}, whatever the backbone does.
     """
-    images = data[0]
-    # all at once to keep a GPU busy; one by one what a processor has in its caches stays there
-    z = all_at_once(x, images) if images.is_cuda else torch.stack([x(task) for task in images])
+
+    def __call__(self, x: Any, data: tuple[Tensor, Tensor]) -> Tensor:
+        images = data[0]
+        if images.is_cuda:
+            return _of_unit_size(all_at_once(x, images))
+        # one by one what a processor has in its caches stays there
+        return _of_unit_size(torch.stack([x(task) for task in images]))
+
+    def many(self, x: Any, parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Return the features of support sets and queries, on a GPU with the kernels of one."""
+        sets = [images for images, _ in parts]
+        if len(sets) != 2 or is_transformed() or not all(images.is_cuda for images in sets):
+            return [self(x, part) for part in parts]
+        return [_of_unit_size(z) for z in both_at_once(x, *sets)]
+
+
+represent = Representation()
+
+
+def _of_unit_size(z: Tensor) -> Tensor:
     # bounded before the root, whose slope at zero is infinite: a submodel may have no features left
     size = z.square().sum(dim=2, keepdim=True).mean(dim=1, keepdim=True).clamp(min=1e-12)
     return z / size.sqrt()
 
 
-def all_at_once(x: Any, images: Tensor) -> Tensor:
+def both_at_once(x: Any, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features of both sets of every task, each with statistics of its own."""
+    first = support.shape[1]
+    z = all_at_once(x, torch.cat([support, query], dim=1), first)
+    return z[:, :first], z[:, first:]
+
+
+def all_at_once(x: Any, images: Tensor, first: int = 0) -> Tensor:
+    """Return the features of all tasks as of one batch; some first images may be a set apart."""
     num_tasks, num_images = images.shape[:2]
-    with side_by_side(num_tasks):
+    with side_by_side(num_tasks, first):
         z = x(images.transpose(0, 1).flatten(0, 1))
     return z.reshape(num_images, num_tasks, -1).transpose(0, 1)
 
@@ -271,8 +296,7 @@ class _Judge:
             with torch.no_grad():
                 return self.predict(own, x, y, support, query).argmax(dim=2)
         with torch.no_grad():
-            z = own.features(x, support)
-            queries = own.features(x, query)
+            z, queries = own.features_of(x, (support, query))
         heads = adapt_heads(own, z, y, support, self.task.test_steps)
         with torch.no_grad():
             return own.call(heads, queries).argmax(dim=2)

@@ -227,6 +227,11 @@ class ClientProblem:
         many = getattr(self.problem.features, "many", None)
         return many(self._see(0, x), parts) if many else [self.features(x, p) for p in parts]
 
+    def takes_one_pass(self, parts: Sequence[Any]) -> bool:
+        """Say whether `features_of` takes one pass for all parts, as `joins` of `features` says."""
+        joins = getattr(self.problem.features, "joins", None)
+        return joins is not None and joins(parts)
+
     def inner(self, z: Any, y: Params, part: Any) -> Tensor:
         return self._loss("inner", z, y, part)
 

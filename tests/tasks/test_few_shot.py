@@ -6,15 +6,19 @@ import torch.nn.functional as F
 from PIL import Image
 
 import rabo
-from rabo.bilevel import features_of
+from rabo.algorithms import ALGORITHMS
+from rabo.algorithms.base import spread
+from rabo.algorithms.simultaneous import Triple, directions
+from rabo.bilevel import Batch, features_of
 from rabo.data.glyphs import make_glyphs
 from rabo.experiment import Experiment, run
+from rabo.hypergradients import ConjugateGradient, CoordinateDifference, Neumann, Unrolled
 from rabo.masks import Random, Whole
 from rabo.models.convolutional import Conv4, ResNet12
 from rabo.seeding import stream
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
-from rabo.tasks.few_shot import FewShotTask, all_at_once, both_at_once, represent
-from rabo.tree import leaves
+from rabo.tasks.few_shot import FewShotTask, Representation, all_at_once, both_at_once, represent
+from rabo.tree import as_leaves, leaves
 
 SMALL = {"backbone": "conv4", "channels": "8", "queries": 3, "tasks": 3}
 
@@ -79,6 +83,84 @@ def test_features_of_several_parts_are_those_of_each():
         features = problem.features
 
     assert all(map(torch.equal, features_of(Plain(), x, batch), found))
+
+
+@pytest.fixture
+def one_pass(monkeypatch):
+    """Let support sets and queries take one pass, as on a GPU."""
+
+    def let(does):
+        monkeypatch.setattr(Representation, "joins", lambda self, parts: does)
+
+    return let
+
+
+def doubled(**options):
+    """A problem, a point, and a batch, all in float64: rounding does not decide about kinks."""
+    problem, batch = bound(**options)
+    batch = Batch(*((images.double(), labels) for images, labels in batch))
+    x, y = ({k: v.double() for k, v in each.items()} for each in problem.start())
+    return problem, x, {k: v + 0.1 for k, v in spread(y, problem.copies).items()}, batch
+
+
+@pytest.mark.parametrize("heads", ["per-task", "shared"])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        ConjugateGradient(),
+        ConjugateGradient(products="difference"),
+        ConjugateGradient(products="recomputed"),
+        Neumann(num_terms=5, step_size=0.1),
+        Unrolled(num_steps=4, step_size=0.1),
+        CoordinateDifference(num_coordinates=3),
+    ],
+    ids=lambda e: f"{type(e).__name__}-{getattr(e, 'products', '')}",
+)
+def test_hypergradients_of_one_pass_are_those_of_two(estimator, heads, one_pass):
+    given, found = doubled(heads=heads), []
+    for does in (True, False):
+        one_pass(does)
+        found.append(estimator(*given, stream(3)))
+    torch.testing.assert_close(found[0].value, found[1].value, rtol=1e-6, atol=1e-8)
+    assert found[0].evaluations == found[1].evaluations
+
+
+def test_directions_of_one_pass_are_those_of_two(one_pass):
+    problem, x, y, batch = doubled(heads="shared")
+    at, found = Triple(x, y, {k: torch.ones_like(v) for k, v in y.items()}), []
+    for does in (True, False):
+        one_pass(does)
+        found.append(directions(problem, at, batch))
+    torch.testing.assert_close(found[0].x, found[1].x, rtol=1e-6, atol=1e-10)
+    torch.testing.assert_close(found[0].v, found[1].v, rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [ALGORITHMS["static"](levels="both", beta=0.1), ALGORITHMS["dist-protonet"](beta=0.1)],
+)
+def test_slopes_of_one_loss_in_one_pass_are_those_in_two(algorithm, one_pass):
+    problem, x, y, batch = doubled()
+    x, found = as_leaves(x), []
+    for does in (True, False):
+        one_pass(does)
+        loss = algorithm.loss(problem, {"x": x, "y": y}, batch, None)
+        found.append(torch.autograd.grad(loss, leaves(x)))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-10)
+
+
+def test_one_pass_is_for_a_gpu_and_derivatives_that_kernels_have():
+    parts = [(torch.rand(2, 3, 1, 28, 28), None)] * 2
+    assert not represent.joins(parts)
+
+    class OnGPU:
+        is_cuda = True
+
+    parts = [(OnGPU(), None)] * 2
+    assert represent.joins(parts)
+    assert not represent.joins(parts[:1])
+    seen = torch.func.vmap(lambda t: t + represent.joins(parts))(torch.zeros(2))
+    assert seen.tolist() == [0, 0]
 
 
 def test_heads_of_tasks_are_trained_apart():

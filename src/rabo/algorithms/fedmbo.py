@@ -158,6 +158,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")
-        system = Exact(View(local.problem, local.memory["x"], local.memory["y"], batch))
+        x, y = local.memory["x"], local.memory["y"]
+        system = Exact(View(local.problem, x, y, batch, one_pass=True))
         found = neumann(system.product, system.rhs, self.num_terms, task.scalars["step"])
         return Reply({"x": system.pull_back(found.v)}, {"residual": found.residual})

@@ -34,7 +34,7 @@ class Triple(NamedTuple):
 
 def directions(problem: BilevelProblem, at: Triple, batch: Batch) -> Triple:
     """∇_x f_i − ∇²_xy g_i·v for x, ∇_y g_i for y, and ∇²_yy g_i·v − ∇_y f_i for v."""
-    system, v = Exact(View(problem, at.x, at.y, batch)), flatten(leaves(at.v))
+    system, v = Exact(View(problem, at.x, at.y, batch, one_pass=True)), flatten(leaves(at.v))
     residual = system.product(v) - system.rhs
     return Triple(system.pull_back(v), as_tree(system.inner_slope, at.y), as_tree(residual, at.y))
 

@@ -67,7 +67,7 @@ class ConjugateGradient:
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:
-        return LINEARISATIONS[self.products](View(problem, x, y, batch))
+        return LINEARISATIONS[self.products](View(problem, x, y, batch, one_pass=True))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
         damping = self.damping

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem
+from rabo.bilevel import Batch, BilevelProblem, features_of
 from rabo.errors import NonFiniteError
 from rabo.hypergradients.solvers import Product, Solution
 from rabo.tree import Params, as_leaves, as_tree, flatten, is_finite, leaves
@@ -102,19 +102,30 @@ class View:
     """f and g of one batch as functions of flat y, and the way back to x.
 
     The features of the inner batch are computed once, and only when asked for: a caller that takes
-    the outer slopes first never holds both graphs at a time.
+    the outer slopes first never holds both graphs at a time. A caller that needs both may let the
+    problem take one pass, if it can: there is one graph then, and one sweep back to x.
     """
 
-    def __init__(self, problem: BilevelProblem, x: Params, y: Params, batch: Batch):
+    def __init__(
+        self, problem: BilevelProblem, x: Params, y: Params, batch: Batch, *, one_pass: bool = False
+    ):
         self.problem, self.batch = problem, batch
         self.x, self._like = as_leaves(x), y
         self._seed = torch.default_generator.initial_seed()
         self.y = flatten([t.detach() for t in leaves(y)], problem.copies)
+        takes = getattr(problem, "takes_one_pass", None)
+        self._is_one_pass = one_pass and takes is not None and takes(batch)
 
     @cached_property
     def _features(self) -> Any:
+        if self._is_one_pass:
+            return self._both[0]
         with one_realisation(self.problem, self._seed):
             return self.problem.features(self.x, self.batch.inner)
+
+    @cached_property
+    def _both(self) -> list[Any]:
+        return features_of(self.problem, self.x, self.batch)
 
     @cached_property
     def z(self) -> Any:
@@ -131,21 +142,29 @@ class View:
             return self.problem.inner(z, self._tree(y), self.batch.inner)
 
     def outer_slopes(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return ∇_y f and ∇_x f; the graph is gone when they are here."""
+        """Return ∇_y f and ∇_x f; the graph is gone when they are here.
+
+        In one pass, slopes in z stand for those in x: `pull_back` takes them on, with its own.
+        """
         y, part = y.detach().requires_grad_(), self.batch.outer
         with one_realisation(self.problem, self._seed):
-            loss = self.problem.outer(self.problem.features(self.x, part), self._tree(y), part)
+            if self._is_one_pass:
+                z = as_leaves(self._both[1])
+                inputs = _differentiable(z)
+            else:
+                z, inputs = self.problem.features(self.x, part), list(self.x.values())
+            loss = self.problem.outer(z, self._tree(y), part)
         check_loss("outer", loss)
-        slopes = gradient(loss, [y, *self.x.values()])
+        slopes = gradient(loss, [y, *inputs])
         return slopes[0], slopes[1:]
 
     def pull_back(self, cross: list[Tensor], outer: list[Tensor]) -> dict[str, Tensor]:
         """Return ∇_x f − ∇²_xy g·v: take the second from z back to x, with one sweep."""
+        if self._is_one_pass:
+            total = _along(self._both[1], outer) - _along(self._both[0], cross)
+            return dict(zip(self.x, gradient(total, list(self.x.values())), strict=True))
         if self._features is not self.x:
-            pairs = zip(_differentiable(self._features), cross, strict=True)
-            # the gradient of Σ⟨z, slope⟩, whichever of the features depend on x
-            total = torch.stack([(z * slope).sum() for z, slope in pairs]).sum()
-            cross = gradient(total, list(self.x.values()))
+            cross = gradient(_along(self._features, cross), list(self.x.values()))
         lists: Any = torch  # whose operations on lists have no types: few kernels for all
         return dict(zip(self.x, lists._foreach_sub(outer, cross), strict=True))
 
@@ -197,6 +216,12 @@ def can_read(tensor: Tensor) -> bool:
 def _differentiable(tree: Any) -> list[Tensor]:
     """Return the tensors that gradients can reach: features may carry labels along."""
     return [t for t in leaves(tree) if t.is_floating_point()]
+
+
+def _along(z: Any, slopes: list[Tensor]) -> Tensor:
+    """Return Σ⟨z, slope⟩, whose gradient is what slopes in z are in x."""
+    pairs = zip(_differentiable(z), slopes, strict=True)
+    return torch.stack([(z * slope).sum() for z, slope in pairs]).sum()
 
 
 class Exact:

@@ -61,7 +61,7 @@ class Neumann:
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:
-        return LINEARISATIONS[self.products](View(problem, x, y, batch))
+        return LINEARISATIONS[self.products](View(problem, x, y, batch, one_pass=True))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
         step = self.step_size or 1 / safe_curvature(product, rhs)

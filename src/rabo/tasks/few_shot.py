@@ -205,11 +205,14 @@ class Representation:
         return _of_unit_size(torch.stack([x(task) for task in images]))
 
     def many(self, x: Any, parts: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """Return the features of support sets and queries, on a GPU with the kernels of one."""
-        sets = [images for images, _ in parts]
-        if len(sets) != 2 or is_transformed() or not all(images.is_cuda for images in sets):
+        """Return the features of support sets and queries, in one pass if that pays."""
+        if not self.joins(parts):
             return [self(x, part) for part in parts]
-        return [_of_unit_size(z) for z in both_at_once(x, *sets)]
+        return [_of_unit_size(z) for z in both_at_once(x, *(images for images, _ in parts))]
+
+    def joins(self, parts: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Say whether one pass takes both: on a GPU, which sees fewer and larger kernels so."""
+        return len(parts) == 2 and parts[0][0].is_cuda and not is_transformed()
 
 
 represent = Representation()

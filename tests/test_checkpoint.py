@@ -252,15 +252,35 @@ def test_a_missing_line_of_the_record_is_noticed(tmp_path):
         resume(recorded_experiment(out), out)
 
 
+def moved(folder):
+    """Pretend that a run was begun elsewhere."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ran_on": ["NVIDIA H200"]}))
+
+
 def test_a_run_goes_on_on_another_device_and_says_so(tmp_path):
     experiment = Experiment(task="quadratic", clients=2, rounds=2, device="auto")
     run(experiment, tmp_path / "moved")
+    assert json.loads((tmp_path / "moved" / "config.json").read_text())["ran_on"] == ["CPU"]
+    moved(tmp_path / "moved")
     told, again = [], recorded_experiment(tmp_path / "moved", 4, "cpu")
-    moved = resume(again, tmp_path / "moved", say=told.append)
-    assert "begun on auto, goes on on cpu: bits may differ" in told
-    assert json.loads((tmp_path / "moved" / "config.json").read_text())["device"] == "cpu"
+    result = resume(again, tmp_path / "moved", say=told.append)
+    assert "begun on NVIDIA H200, goes on on CPU: bits may differ" in told
+    config = json.loads((tmp_path / "moved" / "config.json").read_text())
+    assert (config["device"], config["ran_on"]) == ("cpu", ["NVIDIA H200", "CPU"])
+    told = []
+    resume(recorded_experiment(tmp_path / "moved", 6, "auto"), tmp_path / "moved", say=told.append)
+    assert not any("bits" in text for text in told)
     whole = run(replace(experiment, rounds=4, device="cpu"), tmp_path / "whole")
-    assert moved.metrics == whole.metrics
+    assert result.metrics == whole.metrics
+
+
+def test_budgets_of_memory_keep_a_run_where_they_were_measured(tmp_path):
+    experiment = Experiment(task="quadratic", clients=2, rounds=2, capacities="memory:1GB")
+    run(experiment, tmp_path / "kept")
+    moved(tmp_path / "kept")
+    with pytest.raises(ValueError, match="widths were measured on NVIDIA H200; go on there"):
+        resume(recorded_experiment(tmp_path / "kept", 4), tmp_path / "kept")
 
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path, monkeypatch):

@@ -191,7 +191,7 @@ def test_derivatives_that_kernels_do_not_have_take_the_usual_layers():
     seen = []
 
     def watch(t):
-        seen.append(convolutional.is_transformed())
+        seen.append(convolutional._is_transformed())
         return t.sum()
 
     watch(torch.ones(2))

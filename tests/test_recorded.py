@@ -23,9 +23,9 @@ from rabo.tree import leaves, map_leaves, shapes
 ROUNDS = 5
 
 
-def few_shot(**options):
+def few_shot(queries=3, **options):
     task = TASKS["few-shot"](
-        backbone="conv4", channels="8", tasks=2, queries=3, test_tasks=2, **options
+        backbone="conv4", channels="8", tasks=2, queries=queries, test_tasks=2, **options
     )
     return task.build([1.0, 0.5, 0.25, 0.5], ROUNDS, 0, "cpu").clients
 
@@ -257,14 +257,40 @@ def test_clients_work_as_one_as_far_as_memory_reaches(fitting, groups, monkeypat
     assert (moved(plain) - moved(fast)).norm() <= 1e-4 * moved(plain).norm()
 
 
+def test_groups_become_smaller_when_work_that_begins_later_needs_more(monkeypatch):
+    def clients():
+        return [rabo.Client(c.problem, 0.5) for c in few_shot(queries=15, penalty=0.3)[:3]]
+
+    algorithm = RABO(num_inner_steps=2, beta=0.1, warm_up=3)
+    plain, _, together = run(Grouped, clients(), algorithm)
+    costs = {kind[0][0]: cost.peak_memory_bytes for kind, cost in together._alone.items()}
+    fitting = 2.9 * costs["estimate_outer"]
+    assert 3 * costs["update_inner"] <= fitting
+    monkeypatch.setattr(room, "limit", lambda device: fitting)
+    fast, _, runtime = run(Grouped, clients(), algorithm)
+    assert min(runtime._before.values()) >= 3  # all of them, at first
+    assert {len(clients) for clients, _ in runtime._kept} == {1, 2}
+    assert (moved(plain) - moved(fast)).norm() <= 1e-4 * moved(plain).norm()
+
+
 def test_recordings_share_memory_where_there_is_no_room_for_their_own(monkeypatch):
     monkeypatch.setattr(room, "limit", lambda device: 100.0)
     here, device = room.Room(), torch.device("cpu")
     assert here.pool(device, 60) is None
+    here.take(None, 60)
     shared = here.pool(device, 41)
     assert shared is not None
-    assert here.pool(device, 40) is None  # the shared one counts once for all, and not here
+    here.take(shared, 41)
+    assert here.pool(device, 40) is None  # what is shared does not count
+    here.take(None, 40)
     assert here.pool(device, 1) is shared
+
+
+def test_only_recordings_that_are_made_take_room():
+    _, _, runtime = run(Recorded, few_shot(heads="shared"), RABO(hessian="global"))
+    made = [r for local in runtime._kept.values() for r in local.recordings.values()]
+    assert None in made
+    assert runtime._room._held == sum(r.cost.peak_memory_bytes for r in made if r)
 
 
 @given(st.integers(1, 200), st.integers(1, 300))

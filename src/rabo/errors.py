@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -39,9 +39,6 @@ class ClientError(RuntimeError):
             f"{type(cause).__name__}: {cause}"
         )
         self.client, self.round, self.work, self.cause = client, round, work, cause
-
-    def __reduce__(self) -> Any:  # to another process
-        return type(self), (self.client, self.round, self.work, self.cause)
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:

@@ -32,6 +32,7 @@ TOLD = (
     "headline",
     "falls",
     "elsewhere",
+    "ran_on",
 )  # in config.json, for readers alone
 
 
@@ -128,7 +129,10 @@ class Experiment:
         task = lookup("task", self.task, TASKS)(**self.task_options)
         kinds = parse_capacities(self.capacities or getattr(task, "capacities", "1"))
         capacities = [self._resources(kinds, i) for i in range(self.clients)]
-        setup = task.build(capacities, self.rounds, self.seed, choose_device(self.device))
+        device = choose_device(self.device)
+        if device.startswith("cuda:"):
+            torch.cuda.set_device(device)  # streams and recordings are those of the current one
+        setup = task.build(capacities, self.rounds, self.seed, device)
         kind = lookup("algorithm", self.algorithm, ALGORITHMS)
         known = {option.name for option in fields(kind)}
         advice = dict(setup.options)
@@ -186,13 +190,17 @@ def run(
 ) -> Result:
     """Run an experiment and record it; what was reached survives Ctrl-C, failures and kill -9."""
     federation, setup = experiment.federation(runtime)
-    with RunFolder(out, _with_settings(experiment, federation, setup)) as folder:
+    config = _with_settings(experiment, federation, setup, [device_name(experiment.device)])
+    with RunFolder(out, config) as folder:
         return _drive(experiment, federation, setup, folder, writers)
 
 
-def _with_settings(experiment: Experiment, federation: Federation, setup: Setup) -> dict[str, Any]:
+def _with_settings(
+    experiment: Experiment, federation: Federation, setup: Setup, ran_on: Sequence[str]
+) -> dict[str, Any]:
     """Return the options, and for a reader the algorithm with what the task suggests."""
     told = {"headline": setup.headline, "falls": setup.falls, "elsewhere": not federation.compare}
+    told["ran_on"] = list(ran_on)
     return {**experiment.config(), "algorithm_settings": repr(federation.algorithm), **told}
 
 
@@ -208,8 +216,16 @@ def resume(
     begun_with, before = recorded["versions"], recorded.get("rounds")
     if begun_with != versions():
         say(f"begun with {begun_with}, goes on with {versions()}: bits may differ")
-    if recorded.get("device", experiment.device) != experiment.device:
-        say(f"begun on {recorded['device']}, goes on on {experiment.device}: bits may differ")
+    here = device_name(experiment.device)
+    ran_on = recorded.get("ran_on", [here])
+    if ran_on[-1] != here:
+        if "memory:" in (experiment.capacities or ""):
+            raise ValueError(
+                f"the run in {out} has clients with budgets of memory, whose widths were measured "
+                f"on {ran_on[-1]}; go on there, got a device that is {here}"
+            )
+        say(f"begun on {ran_on[-1]}, goes on on {here}: bits may differ")
+        ran_on = [*ran_on, here]
     federation, setup = experiment.federation(runtime)
     found = Checkpoints(out, experiment.identity()).latest(federation.state, say)
     if found is None:
@@ -228,7 +244,7 @@ def resume(
                 f"with {experiment.rounds} rounds in place of {before}, {' and '.join(falling)} "
                 "will fall over more rounds: steps are larger from here"
             )
-    config = _with_settings(experiment, federation, setup)
+    config = _with_settings(experiment, federation, setup, ran_on)
     with RunFolder(out, config, federation.state.round) as folder:
         return _drive(experiment, federation, setup, folder, writers)
 
@@ -330,6 +346,12 @@ def choose_device(name: str) -> str:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"no GPU is available here, got --device {name}; use cpu or auto")
     return name
+
+
+def device_name(name: str) -> str:
+    """Return what a run is done on, in words."""
+    device = choose_device(name)
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
 
 
 def parse_capacities(text: str) -> list[Now]:

@@ -114,8 +114,10 @@ class Problem:
     module as something to call. With `features(x, data)`, the losses get its result in place of x.
     Every client binds its own data with `on`; batches are all of it, `batch_size` random items, or
     what `sample(data, generator)` draws (`sample.many(data, generators)`, where there is one, draws
-    the same for several steps with fewer kernels). `example` is a batch of inputs of y(x(.)), by
-    which channels are found; where x and y are no chain, give {"x": ..., "y": ...} or one of them.
+    the same for several steps with fewer kernels). `features.many(x, parts)`, where there is one,
+    takes several parts of a batch at once, in one pass if `features.joins(parts)`. `example` is a
+    batch of inputs of y(x(.)), by which channels are found; where x and y are no chain, give
+    {"x": ..., "y": ...} or one of them.
     `ways` is the number of classes where data are few-shot tasks: batches are then inputs and
     labels with a leading dimension over tasks.
     """

@@ -144,7 +144,8 @@ class View:
     def outer_slopes(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return ∇_y f and ∇_x f; the graph is gone when they are here.
 
-        In one pass, slopes in z stand for those in x: `pull_back` takes them on, with its own.
+        In one pass it is not, and slopes in z stand for those in x: `pull_back` takes them on, with
+        its own.
         """
         y, part = y.detach().requires_grad_(), self.batch.outer
         with one_realisation(self.problem, self._seed):

@@ -48,7 +48,8 @@ class Neumann:
         batch: Batch,
         generator: Generator | None = None,
     ) -> Estimate:
-        return estimate(self.linearise(problem, x, y, batch), self.solve)
+        view = View(problem, x, y, batch, one_pass=True)
+        return estimate(LINEARISATIONS[self.products](view), self.solve)
 
     @property
     def keeps_copies_apart(self) -> bool:
@@ -61,7 +62,7 @@ class Neumann:
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:
-        return LINEARISATIONS[self.products](View(problem, x, y, batch, one_pass=True))
+        return LINEARISATIONS[self.products](View(problem, x, y, batch))
 
     def solve(self, product: Callable[[Tensor], Tensor], rhs: Tensor) -> Solution:
         step = self.step_size or 1 / safe_curvature(product, rhs)

@@ -43,7 +43,7 @@ class Unrolled:
         batch: Batch,
         generator: Generator | None = None,
     ) -> Estimate:
-        view = View(problem, x, y, batch)
+        view = View(problem, x, y, batch, one_pass=True)
         descent = _Descent(view, self._step(view))
         skipped = self.num_steps - (self.truncation or self.num_steps)
         start = descent.forward(view.y, skipped)

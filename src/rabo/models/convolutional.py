@@ -51,7 +51,7 @@ def has_kernels(images: Tensor) -> bool:
     return (
         on_gpu
         and _layout.get().tasks > 1
-        and not is_transformed()
+        and not _is_transformed()
         and _kernels_run(images.device, _wanted_kernels())
     )
 
@@ -63,7 +63,7 @@ def _wanted_kernels() -> str:
     return wanted
 
 
-def is_transformed() -> bool:
+def _is_transformed() -> bool:
     """Say whether derivatives are taken that kernels do not have: by torch.func, or forwards."""
     transformed = torch._C._are_functorch_transforms_active()  # pyright: ignore[reportAttributeAccessIssue]
     return transformed or forward_ad._current_level >= 0
@@ -155,7 +155,7 @@ class _Features(nn.Sequential):
         if has_kernels(input):
             images = _channels_last(input)
             return super().forward(images.to(self._precision(images))).to(input.dtype)
-        if input.is_cuda or _layout.get().tasks > 1 or is_transformed():
+        if input.is_cuda or _layout.get().tasks > 1 or _is_transformed():
             return super().forward(input)
         return super().forward(_channels_last(input))
 
@@ -197,7 +197,7 @@ class _Laid(torch.autograd.Function):
 
 def _lies_channels_last(images: Tensor) -> bool:
     """Say so of images on a GPU, where a transform does not forbid to ask."""
-    if not _is_on_gpu(images) or is_transformed():
+    if not _is_on_gpu(images) or _is_transformed():
         return False
     return images.is_contiguous(memory_format=torch.channels_last)
 
@@ -300,7 +300,7 @@ class ResNet18(nn.Module):
         self.classifier = nn.Linear(channels, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        if not is_transformed():
+        if not _is_transformed():
             images = _channels_last(images)
         out = self.stages(F.relu(self.stem_norm(self.stem(images))))
         return self.classifier(torch.flatten(F.adaptive_avg_pool2d(out, 1), 1))

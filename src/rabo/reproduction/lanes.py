@@ -1,11 +1,12 @@
 """Runs side by side, each in one of some processes: what they compute leaves a GPU mostly idle."""
 
-import copy
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -13,47 +14,56 @@ import torch
 
 from rabo.runtimes.room import share_device
 
-PATIENCE = 60  # seconds that a run which is stopped has to write what it has reached
+PATIENCE = 60  # seconds that runs which are stopped have to write what they have reached
+
+
+class Failure(NamedTuple):
+    """Why a run failed, and where."""
+
+    why: str
+    traceback: str = ""
 
 
 class _Lane(NamedTuple):
     process: Any
-    end: Connection
+    end: Any
 
 
 def side_by_side(
     do: Callable[[Any], str], items: Sequence[Any], number: int, may_begin: Callable[[], bool]
-) -> Generator[tuple[Any, str | Exception], None, None]:
-    """Do items in some processes; give each with what its work returned or raised, as it ends.
+) -> Generator[tuple[Any, str | Failure], None, None]:
+    """Do items in some processes; give each with what its work returned, or why not, as it ends.
 
-    As long as `may_begin` says so, and not every process has seen an error, one that is done begins
-    the next. Ctrl-C, or the end of this process, stops all; what they have reached is kept.
+    A process that is done begins the next item as long as `may_begin` says so; one whose item
+    failed makes way for a new one. After as many failures in a row as there are processes none
+    begins. Ctrl-C, or the end of this process, stops all; what they have reached is kept.
     """
-    number, waiting, errors = min(number, len(items)), list(items), 0
-    lanes = [_open(do, number) for _ in range(number)]
-    free: list[Any] = [lane.end for lane in lanes]
-    busy: dict[Any, Any] = {}
+    waiting, failures = list(items), 0
+    free: list[_Lane] = []
+    busy: dict[Any, tuple[_Lane, Any]] = {}
     try:
         while True:
-            while free and waiting and errors < number and may_begin():
-                end, item = free.pop(), waiting.pop(0)
-                end.send(item)
-                busy[end] = item
+            while waiting and len(busy) < number and failures < number and may_begin():
+                lane = free.pop() if free else _open(do, min(number, len(items)))
+                busy[lane.end] = lane, waiting.pop(0)
+                _send(lane, busy[lane.end][1])
             if not busy:
                 return
             for end in wait(list(busy)):
-                item = busy.pop(end)
-                answer = _answer(end, item)
-                errors += isinstance(answer, Exception)
-                if not isinstance(answer, LostError):
-                    free.append(end)
+                lane, item = busy.pop(end)
+                answer = _answer(lane)
+                if isinstance(answer, Failure):
+                    failures += 1
+                    _close([lane])
+                else:
+                    failures = 0
+                    free.append(lane)
                 yield item, answer
     finally:
-        _close(lanes, busy)
-
-
-class LostError(OSError):
-    """A process ended before its work did."""
+        working = [lane for lane, _ in busy.values()]
+        for lane in working:
+            lane.process.terminate()
+        _close([*free, *working])
 
 
 def _open(do: Callable[[Any], str], number: int) -> _Lane:
@@ -65,52 +75,59 @@ def _open(do: Callable[[Any], str], number: int) -> _Lane:
     return _Lane(process, here)
 
 
-def _answer(end: Any, item: Any) -> Any:
+def _send(lane: _Lane, item: Any) -> None:
     try:
-        return end.recv()
-    except EOFError:
-        return LostError(
-            f"the process of {item.name} ended; it may have run out of memory: try fewer --jobs"
-        )
+        lane.end.send(item)
+    except OSError:
+        lane.process.join()  # it has ended, as `_answer` will find
 
 
-def _close(lanes: Sequence[_Lane], busy: Container[Any]) -> None:
-    """Stop every process that works once, and wait for what it writes; others end by themselves."""
-    for process, end in lanes:
-        if end in busy:
-            process.terminate()
-        end.close()
-    for process, _ in lanes:
-        process.join(PATIENCE)
+def _answer(lane: _Lane) -> str | Failure:
+    try:
+        return lane.end.recv()
+    except (EOFError, OSError):
+        return Failure("its process ended; it may have run out of memory: try fewer --jobs")
+
+
+def _close(lanes: Iterable[_Lane]) -> None:
+    """Let processes end, which those do that wait for work, and wait for what others write."""
+    until, lanes = time.monotonic() + PATIENCE, list(lanes)
+    for lane in lanes:
+        lane.end.close()
+    for lane in lanes:
+        lane.process.join(max(0.0, until - time.monotonic()))
+    for lane in lanes:
+        if lane.process.is_alive():
+            lane.process.kill()
+            lane.process.join()
 
 
 def _serve(end: Connection, do: Callable[[Any], str], number: int) -> None:
     """Do what is sent until nothing comes any more, as one of some that share this machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells all; who has begun us tells us
     signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // number))
     share_device(number)
     try:
         while True:
             end.send(_outcome(do, end.recv()))
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
+    except (EOFError, KeyboardInterrupt, OSError):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _outcome(do: Callable[[Any], str], item: Any) -> Any:
+def _stop_with_parent() -> None:
+    parent: Any = multiprocessing.parent_process()
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _outcome(do: Callable[[Any], str], item: Any) -> str | Failure:
     try:
         return do(item)
     except Exception as error:
-        error.add_note(f"In {item.name}:\n{traceback.format_exc()}")
-        return _as_can_be_sent(error)
-
-
-def _as_can_be_sent(error: Exception) -> Exception:
-    try:
-        return copy.copy(error)  # made anew, as at the other end of a pipe
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return Failure(str(error) or type(error).__name__, traceback.format_exc())
 
 
 def _stop(*_: Any) -> None:

@@ -15,9 +15,9 @@ import torch
 
 from rabo.checkpoint import write_atomically
 from rabo.errors import ClientError, NonFiniteError, ReplyError
-from rabo.experiment import Experiment, choose_device, resume, run
+from rabo.experiment import Experiment, device_name, resume, run
 from rabo.reproduction.grid import Run
-from rabo.reproduction.lanes import side_by_side
+from rabo.reproduction.lanes import Failure, side_by_side
 
 KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
 FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it
@@ -51,15 +51,28 @@ def sweep(
         done = side_by_side(do, dearest_first(missing), jobs, may_begin)
     with closing(done):
         for each, reached in done:
-            if isinstance(reached, Exception):
-                failed.append(reached)
-                say(f"{each.name} failed: {reached}")
+            if isinstance(reached, Failure):
+                failed.append(f"{each.name}: {reached.why}")
+                say(f"{each.name} failed: {reached.why}{_kept_trace(out / each.folder, reached)}")
             else:
                 number += 1
                 say(f"[{number}/{len(runs)}] {each.name}: {reached}")
     if failed:
-        raise failed[0]
+        raise ValueError(
+            f"{len(failed)} runs failed, the first is {failed[0]}; give the same command again to "
+            "try them again"
+        )
     return len(runs) - number
+
+
+def _kept_trace(folder: Path, failure: Failure) -> str:
+    """Write where a run failed beside its folder, and say so."""
+    if not failure.traceback:
+        return ""
+    path = folder.with_name(f"{folder.name}.error.txt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(failure.traceback)
+    return f" (more in {path})"
 
 
 def missing_of(runs: Sequence[Run], out: Path) -> list[Run]:
@@ -115,11 +128,9 @@ def _choice(value: Any) -> Any:
 def _do(each: Run, out: Path, clock: Callable[[], float]) -> str:
     """Do one run and return what it has reached."""
     folder, begun, why = out / each.folder, clock(), ""
-    has_begun, device = (folder / "config.json").exists(), device_name(each.experiment.device)
+    has_begun = (folder / "config.json").exists()
     if has_begun:
         check_same(each, folder)
-        before = json.loads((folder / "config.json").read_text())["device"]
-        device = device if before == each.experiment.device else f"{before}, then {device}"
     if not _is_ended(folder):
         try:
             (resume if has_begun else run)(each.experiment, folder)
@@ -128,9 +139,10 @@ def _do(each: Run, out: Path, clock: Callable[[], float]) -> str:
             if not isinstance(getattr(error, "cause", error), (NonFiniteError, ReplyError)):
                 raise
             why = str(error)
+    config = json.loads((folder / "config.json").read_text())
     about = {
         "wall_seconds": None if has_begun else round(clock() - begun, 1),
-        "device": device,
+        "device": ", then ".join(config.get("ran_on", [device_name(each.experiment.device)])),
         "why": why,
     }
     _reduce(folder, about)
@@ -175,10 +187,3 @@ def _reduce(folder: Path, about: dict[str, Any]) -> None:
             shutil.rmtree(path)
         elif path.name not in KEPT:
             path.unlink()
-
-
-def device_name(device: str) -> str:
-    """Return what a run was done on."""
-    if choose_device(device).startswith("cuda"):
-        return torch.cuda.get_device_name()
-    return "CPU"

@@ -12,7 +12,7 @@ from rabo.problem import ClientProblem
 from rabo.runtimes.base import Reply, Task, Work
 from rabo.runtimes.recorded import Recorded
 from rabo.runtimes.recording import Purposes, StaticLocal, draw_all
-from rabo.runtimes.room import evenly, most_together
+from rabo.runtimes.room import Room, evenly, most_together
 from rabo.submodel import Cut, level_of
 from rabo.tree import Params, leaves, map_leaves, replace_leaves
 
@@ -31,7 +31,9 @@ class Grouped(Recorded):
 
     def __init__(self, problems: Mapping[int, BilevelProblem]):
         super().__init__(problems)
+        self._fitted_in = -1  # the round of which this is true
         self._most_together: dict[Any, int] = {}  # by widths and shapes
+        self._before: dict[Any, int] = {}  # in an earlier round
 
     def _groups(
         self, work: Work, asked: Sequence[tuple[int, Task]]
@@ -51,14 +53,18 @@ class Grouped(Recorded):
         ]
 
     def _fitting(self, clients: Sequence[int], task: Task) -> list[tuple[int, ...]]:
-        """Return clients in groups that fit into a device's memory, the same for all their work."""
+        """Return clients in groups that fit into a device's memory, the same for a whole round."""
+        if task.round != self._fitted_in:
+            self._fitted_in, self._before, self._most_together = task.round, self._most_together, {}
         kind = (task.cut.widths, self.problems[clients[0]].shape_key)
-        if kind not in self._most_together and len(clients) > 1:
+        if kind not in self._most_together:
             spent = [c.peak_memory_bytes for k, c in self._alone.items() if k[1:] == kind]
-            self._most_together[kind] = most_together(
-                leaves(task.arrays)[0].device, max(spent, default=0)
-            )
-        size = evenly(len(clients), self._most_together.get(kind, 1))
+            device = leaves(task.arrays)[0].device
+            most = self._most_together[kind] = most_together(device, max(spent)) if spent else 1
+            if most < self._before.get(kind, most):  # work that began later needs more
+                self._kept = {k: kept for k, kept in self._kept.items() if len(k[0]) == 1}
+                self._room = Room()
+        size = evenly(len(clients), self._most_together[kind])
         return [tuple(clients[i : i + size]) for i in range(0, len(clients), size)]
 
     def _what_it_gets(self, client: int, task: Task) -> Any:

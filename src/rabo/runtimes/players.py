@@ -12,7 +12,13 @@ from rabo.tree import Params, block, leaves, pieces
 
 
 class SharedPool:
-    """Memory for what graphs need only while they run, and the stream on which they take turns."""
+    """Memory for what graphs need only while they run, and the stream on which they take turns.
+
+    It lasts as long as its graphs, so it keeps them all.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.cuda.CUDAGraph] = []
 
     @cached_property
     def handle(self) -> Any:
@@ -45,7 +51,10 @@ class GraphPlayer:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.current_stream().wait_stream(self._stream)
-        pool = self._shared.handle if self._shared else None
+        pool = None
+        if self._shared:
+            self._shared.graphs.append(self._graph)
+            pool = self._shared.handle
         with torch.cuda.graph(self._graph, stream=self._stream, pool=pool):
             self._inside = run()
         self._found = outside(self._inside) if self._shared else self._inside

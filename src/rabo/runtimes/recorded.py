@@ -36,7 +36,7 @@ class Recorded:
         self._kept: dict[Any, StaticLocal] = {}  # by client and widths
         self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
         self._most, self._room = Most(), Room()
-        self._alone: dict[Any, Cost] = {}  # of work that a client did alone
+        self._alone: dict[Any, Cost] = {}  # of a client, alone where it has been
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         remaining = iter(tasks)
@@ -72,8 +72,10 @@ class Recorded:
                 reply = local.answer(reply)
                 local.costs[key_of(work, task)] = reply.cost
                 self._most.see(work, reply.cost)
+            kind = self._kind_of(work, clients[0], task)
             if len(clients) == 1:
-                self._alone[self._kind_of(work, clients[0], task)] = reply.cost
+                self._alone[kind] = reply.cost
+            self._alone.setdefault(kind, _share(reply.cost, len(clients)))
         return _Started(clients, task, reply)
 
     def _cost_of_one(self, work: Work, started: "_Started", cost: Cost) -> Cost:
@@ -85,12 +87,8 @@ class Recorded:
         number = len(started.clients)
         if number == 1:
             return cost
-        share = cost._replace(
-            multiply_adds=cost.multiply_adds // number,
-            peak_memory_bytes=cost.peak_memory_bytes // number,
-        )
         kind = self._kind_of(work, started.clients[0], started.task)
-        alone = self._alone.get(kind, share)
+        alone = self._alone.get(kind, _share(cost, number))
         return alone._replace(seconds=cost.seconds / number)
 
     def _kind_of(self, work: Work, client: int, task: Task) -> Any:
@@ -137,6 +135,13 @@ def can_be_recorded(problem: BilevelProblem) -> bool:
     """Say whether what a client computes depends on the widths of its cut and on tensors alone."""
     return getattr(problem, "needs_only_widths", False) and not getattr(
         problem, "has_random_layers", False
+    )
+
+
+def _share(cost: Cost, number: int) -> Cost:
+    return cost._replace(
+        multiply_adds=cost.multiply_adds // number,
+        peak_memory_bytes=cost.peak_memory_bytes // number,
     )
 
 

@@ -181,6 +181,7 @@ def _record(
     reply, summary, after = found
     if summary is None:
         return None
+    room.take(shared, cost.peak_memory_bytes)
     return Recording(local, static, purposes, reply, summary, after, before, player, cost)
 
 

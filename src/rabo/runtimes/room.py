@@ -20,10 +20,11 @@ class Room:
 
     def pool(self, device: torch.device, num_bytes: int) -> SharedPool | None:
         """Return what to share for a recording that needs so much; None: it has its own memory."""
-        if self._held + num_bytes > limit(device):
-            return self._shared
-        self._held += num_bytes
-        return None
+        return self._shared if self._held + num_bytes > limit(device) else None
+
+    def take(self, pool: SharedPool | None, num_bytes: int) -> None:
+        """Take note of a recording that was made."""
+        self._held += 0 if pool else num_bytes
 
 
 def limit(device: torch.device) -> float:

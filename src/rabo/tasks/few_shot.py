@@ -23,7 +23,7 @@ from rabo.data.omniglot import load_omniglot
 from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
-from rabo.models.convolutional import Conv4, ResNet12, is_transformed, side_by_side
+from rabo.models.convolutional import Conv4, ResNet12, has_kernels, side_by_side
 from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
@@ -211,8 +211,12 @@ class Representation:
         return [_of_unit_size(z) for z in both_at_once(x, *(images for images, _ in parts))]
 
     def joins(self, parts: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """Say whether one pass takes both: on a GPU, which sees fewer and larger kernels so."""
-        return len(parts) == 2 and parts[0][0].is_cuda and not is_transformed()
+        """Say whether one pass takes both: where norms have kernels for two sets, on a GPU."""
+        if len(parts) != 2:
+            return False
+        images = parts[0][0]
+        with side_by_side(len(images)):
+            return has_kernels(images)
 
 
 represent = Representation()

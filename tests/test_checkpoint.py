@@ -283,6 +283,20 @@ def test_budgets_of_memory_keep_a_run_where_they_were_measured(tmp_path):
         resume(recorded_experiment(tmp_path / "kept", 4), tmp_path / "kept")
 
 
+def test_a_folder_is_for_one_process_at_a_time(tmp_path):
+    experiment = Experiment(task="quadratic", clients=2, rounds=3)
+    refused = []
+
+    def meddle(done):
+        with pytest.raises(ValueError, match="another process is at the run") as caught:
+            resume(recorded_experiment(tmp_path / "run"), tmp_path / "run")
+        refused.append(caught)
+
+    run(replace(experiment, checkpoint_every=1), tmp_path / "run", [OnRound(meddle)])
+    assert refused
+    resume(recorded_experiment(tmp_path / "run", 5), tmp_path / "run")  # it is free again
+
+
 def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path, monkeypatch):
     def run_and_interrupt(chosen, out, writers):
         return run(chosen, out, [OnRound(lambda done: signal.raise_signal(signal.SIGTERM))])

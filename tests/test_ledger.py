@@ -1,12 +1,14 @@
 """What a run costs and whom it covers."""
 
+from types import BuiltinMethodType
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import rabo
-from rabo.metering import Meter, measure
+from rabo.metering import Counter, Meter, measure
 from rabo.models.convolutional import ResNet12
 from rabo.seeding import stream
 from rabo.tasks.quadratic import random_quadratic
@@ -32,6 +34,16 @@ def test_peak_memory_counts_live_tensors_only():
 
     assert measure(keeps)[1].peak_memory_bytes == 40_000
     assert measure(drops)[1].peak_memory_bytes <= 8_000
+
+
+def test_nothing_of_ours_runs_while_a_tensor_dies():
+    """A Ctrl-C that arrives in such a function is printed and forgotten by Python."""
+    with Counter() as counter:
+        kept = torch.ones(3) + 1
+    assert len(kept) == 3
+    followed = [each for each in counter._alive.values() if each() is not None]
+    assert followed
+    assert all(isinstance(each.__callback__, BuiltinMethodType) for each in followed)
 
 
 def test_a_meter_counts_once_per_shape_and_takes_time_always():

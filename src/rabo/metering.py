@@ -2,6 +2,7 @@
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,7 +45,8 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.flops = 0
         self.now = self.peak = held
-        self._alive: dict[int, Any] = {}
+        self._alive: dict[int, _Followed] = {}
+        self._gone: deque[Any] = deque()  # not a method of ours: a Ctrl-C in it would be lost
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -57,17 +59,27 @@ class Counter(TorchDispatchMode):
         return result
 
     def _follow(self, tensor: Tensor) -> None:
+        while self._gone:
+            self._release(self._gone.popleft())
         storage = tensor.untyped_storage()
-        key, size = id(storage), storage.nbytes()
+        key = id(storage)
         if key in self._alive:
             return
-        self._alive[key] = weakref.ref(storage, lambda _: self._release(key, size))
-        self.now += size
+        followed = self._alive[key] = _Followed(storage, self._gone.append)
+        followed.key, followed.size = key, storage.nbytes()
+        self.now += followed.size
         self.peak = max(self.peak, self.now)
 
-    def _release(self, key: int, size: int) -> None:
-        self._alive.pop(key, None)
-        self.now -= size
+    def _release(self, followed: "_Followed") -> None:
+        del self._alive[followed.key]
+        self.now -= followed.size
+
+
+class _Followed(weakref.ref):  # type: ignore[type-arg]
+    """A storage that may go, and what it held."""
+
+    key: int
+    size: int
 
 
 # torch counts matrix products and convolutions; problems made of matrices also need these two

@@ -5,6 +5,8 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +17,7 @@ from rabo.errors import CheckpointError
 from rabo.metering import Cost
 from rabo.rounds import Result, Round
 
+fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None  # of POSIX
 NAMED = ("task", "algorithm", "seed", "clip", "noise_multiplier")  # of the options, in summaries
 
 
@@ -35,6 +38,7 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
+        self._claim = _claim(self.path)
         write_atomically(self.path / "config.json", _json({**self.config, "versions": versions()}))
         (self.path / "summary.json").unlink(missing_ok=True)  # it is of a run that had stopped
         self._files = self._metrics, self._costs, self._coverage = [*map(self._open, self._lengths)]
@@ -46,6 +50,8 @@ class RunFolder:
     def __exit__(self, *_: object) -> None:
         for file in self._files:
             file.close()
+        if self._claim is not None:
+            os.close(self._claim)
 
     def add(self, done: Round) -> None:
         """Write a round at once, so that nothing is lost if the next one fails."""
@@ -131,3 +137,22 @@ def versions() -> dict[str, str]:
 
 def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _claim(path: Path) -> int | None:
+    """Take a folder for this process, until it ends or closes what is returned."""
+    if fcntl is None:
+        return None
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise ValueError(
+            f"another process is at the run in {path}; wait for it, or end it, or choose another "
+            "folder"
+        ) from None
+    except OSError:  # a file system without locks
+        os.close(folder)
+        return None
+    return folder

@@ -28,9 +28,11 @@ class Item:
 
 def answer(item):
     if item.name == "wrong":
+        raise RuntimeError("out of memory")
+    if item.name == "mistaken":
         raise ValueError("beta must be positive")
     if item.name == "unreadable":
-        raise ValueError(threading.Lock())
+        raise RuntimeError(threading.Lock())
     if item.name == "stuck":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
@@ -83,7 +85,7 @@ def test_where_one_fails_others_go_on():
     found = {item.name: answer for item, answer in side_by_side(answer, items, 4, always)}
     assert found["a"] == "a done"
     assert found["b"] == "b done"
-    assert found["wrong"].why == "beta must be positive"
+    assert found["wrong"].why == "out of memory"
     assert "in answer" in found["wrong"].traceback
     assert "lock" in found["unreadable"].why
     assert "its process ended" in found["dies"].why
@@ -124,17 +126,57 @@ def test_a_process_that_does_not_stop_is_ended(monkeypatch):
     assert time.monotonic() - start < 20
 
 
-def test_a_reproduction_of_which_runs_fail_says_which_and_ends_with_the_error(tmp_path):
+def test_after_a_mistake_none_begins():
+    items = [Item(name) for name in ("a", "mistaken", "b", "c")]
+    (_, first), (_, second) = side_by_side(answer, items, 1, always)
+    assert first == "a done"
+    assert second.is_mistake
+    assert second.why == "beta must be positive"
+
+
+def fake_do(each, out, clock):
+    if each.experiment.seed == 0 and each.method == "literal" and not (out / "mended").exists():
+        raise RuntimeError("out of memory")
+    return "done"
+
+
+def test_a_reproduction_of_which_runs_fail_says_which_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[sweep.__module__], "_do", fake_do)
     runs = load_grid(NAME).runs(Changes(rounds=2, seeds=2, device="cpu", only=[ONLY]))
-    options = {**runs[0].experiment.algorithm_options, "alpha": -1.0}
-    wrong = replace(runs[0], experiment=replace(runs[0].experiment, algorithm_options=options))
+    wrong = next(r for r in runs if r.method == "literal" and r.experiment.seed == 0)
     said = []
-    with pytest.raises(ValueError, match=r"1 runs failed, the first is .*alpha.* try them again"):
-        sweep([wrong, *runs[1:]], tmp_path, jobs=2, say=said.append)
+    with pytest.raises(ValueError, match=r"of 4 runs 3 are there and 1 failed, .*out of memory"):
+        sweep(runs, tmp_path, jobs=2, say=said.append)
     assert sorted(text.split()[0] for text in said) == ["[1/4]", "[2/4]", "[3/4]", wrong.name]
     kept = tmp_path / f"{wrong.folder}.error.txt"
     assert f"(more in {kept})" in "".join(said)
     assert "Traceback" in kept.read_text()
+    (tmp_path / "mended").touch()
+    sweep([wrong], tmp_path, jobs=2, say=said.append)
+    assert not kept.exists()
+
+
+def test_a_mistake_is_told_once_as_without_jobs(tmp_path):
+    runs = load_grid(NAME).runs(Changes(rounds=2, seeds=2, device="cpu", only=[ONLY]))
+    options = {**runs[0].experiment.algorithm_options, "alpha": -1.0}
+    wrong = [replace(r, experiment=replace(r.experiment, algorithm_options=options)) for r in runs]
+    told = []
+    for jobs in (1, 2):
+        with pytest.raises(ValueError, match="alpha") as caught:
+            sweep(wrong, tmp_path, jobs=jobs, say=pytest.fail)
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert not list(tmp_path.rglob("*.error.txt"))
+
+
+def test_a_request_to_stop_that_python_has_swallowed_is_heeded_after_the_round(monkeypatch):
+    writer = lanes.Heed()
+    writer.add("a round")
+    monkeypatch.setattr(lanes, "_stopping", threading.Event())
+    with pytest.raises(KeyboardInterrupt):
+        lanes._stop()
+    with pytest.raises(KeyboardInterrupt):
+        writer.add("a round")
 
 
 def command(out, rounds):
@@ -166,7 +208,7 @@ def test_ctrl_c_keeps_what_all_have_reached_and_the_same_command_goes_on(tmp_pat
     rounds = 3000
     process, records = begun(tmp_path, rounds)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=100)
     assert process.returncode == 130
     assert "go on" in text
     assert "Traceback" not in text

@@ -6,7 +6,8 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -14,14 +15,16 @@ import torch
 
 from rabo.runtimes.room import share_device
 
+MISTAKES = (ValueError, ImportError, FileNotFoundError)  # of which another run has no better chance
 PATIENCE = 60  # seconds that runs which are stopped have to write what they have reached
 
 
 class Failure(NamedTuple):
-    """Why a run failed, and where."""
+    """Why a run failed, where, and whether what was asked for is to blame, not what happened."""
 
     why: str
     traceback: str = ""
+    is_mistake: bool = False
 
 
 class _Lane(NamedTuple):
@@ -35,15 +38,16 @@ def side_by_side(
     """Do items in some processes; give each with what its work returned, or why not, as it ends.
 
     A process that is done begins the next item as long as `may_begin` says so; one whose item
-    failed makes way for a new one. After as many failures in a row as there are processes none
-    begins. Ctrl-C, or the end of this process, stops all; what they have reached is kept.
+    failed makes way for a new one. After a mistake of the user's, or as many failures in a row as
+    there are processes, none begins. Ctrl-C, or the end of this process, stops all; what they have
+    reached is kept.
     """
-    waiting, failures = list(items), 0
+    waiting, failures, is_over = list(items), 0, False
     free: list[_Lane] = []
     busy: dict[Any, tuple[_Lane, Any]] = {}
     try:
         while True:
-            while waiting and len(busy) < number and failures < number and may_begin():
+            while waiting and len(busy) < number and not is_over and may_begin():
                 lane = free.pop() if free else _open(do, min(number, len(items)))
                 busy[lane.end] = lane, waiting.pop(0)
                 _send(lane, busy[lane.end][1])
@@ -54,6 +58,7 @@ def side_by_side(
                 answer = _answer(lane)
                 if isinstance(answer, Failure):
                     failures += 1
+                    is_over = is_over or answer.is_mistake or failures == number
                     _close([lane])
                 else:
                     failures = 0
@@ -69,10 +74,24 @@ def side_by_side(
 def _open(do: Callable[[Any], str], number: int) -> _Lane:
     context = multiprocessing.get_context("spawn")  # CUDA cannot be forked
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, do, number), daemon=True)
-    process.start()
+    process: Any = context.Process(target=_serve, args=(there, do, number), daemon=True)
+    with _deaf_children():
+        process.start()
     there.close()
     return _Lane(process, here)
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Let a process that starts ignore Ctrl-C from its first line on: who begins it tells it."""
+    if not hasattr(signal, "pthread_sigmask"):  # not everywhere
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _send(lane: _Lane, item: Any) -> None:
@@ -127,8 +146,30 @@ def _outcome(do: Callable[[Any], str], item: Any) -> str | Failure:
     try:
         return do(item)
     except Exception as error:
-        return Failure(str(error) or type(error).__name__, traceback.format_exc())
+        is_mistake = isinstance(error, MISTAKES)
+        return Failure(str(error) or type(error).__name__, traceback.format_exc(), is_mistake)
+
+
+_stopping = threading.Event()
 
 
 def _stop(*_: Any) -> None:
+    _stopping.set()
     raise KeyboardInterrupt
+
+
+class Heed:
+    """A writer that ends a run between two rounds, if Python has swallowed what was to stop it.
+
+    It does so with whatever is raised while an object dies.
+    """
+
+    def begin(self, start: Any) -> None:
+        pass
+
+    def add(self, done: Any) -> None:
+        if _stopping.is_set():
+            raise KeyboardInterrupt
+
+    def end(self, status: str) -> None:
+        pass

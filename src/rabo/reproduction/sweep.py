@@ -17,7 +17,7 @@ from rabo.checkpoint import write_atomically
 from rabo.errors import ClientError, NonFiniteError, ReplyError
 from rabo.experiment import Experiment, device_name, resume, run
 from rabo.reproduction.grid import Run
-from rabo.reproduction.lanes import Failure, side_by_side
+from rabo.reproduction.lanes import Failure, Heed, side_by_side
 
 KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
 FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it
@@ -51,25 +51,30 @@ def sweep(
         done = side_by_side(do, dearest_first(missing), jobs, may_begin)
     with closing(done):
         for each, reached in done:
+            trace = (out / each.folder).with_name(f"seed-{each.experiment.seed}.error.txt")
             if isinstance(reached, Failure):
-                failed.append(f"{each.name}: {reached.why}")
-                say(f"{each.name} failed: {reached.why}{_kept_trace(out / each.folder, reached)}")
+                failed.append(reached)
+                if not reached.is_mistake:
+                    say(f"{each.name} failed: {reached.why}{_keep_trace(trace, reached)}")
             else:
                 number += 1
+                trace.unlink(missing_ok=True)
                 say(f"[{number}/{len(runs)}] {each.name}: {reached}")
+    for failure in failed:
+        if failure.is_mistake:
+            raise ValueError(failure.why)
     if failed:
         raise ValueError(
-            f"{len(failed)} runs failed, the first is {failed[0]}; give the same command again to "
-            "try them again"
+            f"of {len(runs)} runs {number} are there and {len(failed)} failed, the first by: "
+            f"{failed[0].why}; give the same command again to go on"
         )
     return len(runs) - number
 
 
-def _kept_trace(folder: Path, failure: Failure) -> str:
+def _keep_trace(path: Path, failure: Failure) -> str:
     """Write where a run failed beside its folder, and say so."""
     if not failure.traceback:
         return ""
-    path = folder.with_name(f"{folder.name}.error.txt")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(failure.traceback)
     return f" (more in {path})"
@@ -133,7 +138,7 @@ def _do(each: Run, out: Path, clock: Callable[[], float]) -> str:
         check_same(each, folder)
     if not _is_ended(folder):
         try:
-            (resume if has_begun else run)(each.experiment, folder)
+            (resume if has_begun else run)(each.experiment, folder, [Heed()])
         except (ClientError, NonFiniteError) as error:
             # what was sent is refused for its norm where a GPU's numbers are not looked at before
             if not isinstance(getattr(error, "cause", error), (NonFiniteError, ReplyError)):

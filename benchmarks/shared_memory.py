@@ -1,6 +1,6 @@
 """Recordings that share memory on a GPU: is x that of the plain path?
 
-Usage: python benchmarks/shared_memory.py (about 20 s on an H200)
+Usage: python benchmarks/shared_memory.py (less than a minute on an H200)
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ LAYERS = [
     ["federation"],
     ["solve"],
     ["tasks", "checkpoint", "writers"],
-    ["record"],
+    ["record", "options"],
     ["theory", "experiment", "terminal", "summary"],
     ["comparison", "bench", "live", "report"],
     ["reproduction"],

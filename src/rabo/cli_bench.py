@@ -10,7 +10,7 @@ from rabo.bench import BENCHMARKS, Setting
 from rabo.bench.machine import measure_machine
 from rabo.bench.report import Finding
 from rabo.errors import lookup
-from rabo.experiment import choose_device
+from rabo.options import choose_device
 from rabo.terminal import console, guarded
 
 ALL = "all"

@@ -8,9 +8,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from rabo.algorithms import ALGORITHMS
-from rabo.experiment import Experiment, parse_option
+from rabo.experiment import Experiment
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
+from rabo.options import parse_option
 from rabo.runtimes import RUNTIMES
 from rabo.tasks import Task
 

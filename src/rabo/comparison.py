@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from rabo.algorithms import ALGORITHMS
 from rabo.errors import lookup
-from rabo.experiment import Experiment, parse_option, resume, run
+from rabo.experiment import Experiment, resume, run
+from rabo.options import parse_option
 from rabo.tasks import Setup
 from rabo.theory.plots import COLOURS, figure_class, label, new_figure, save
 from rabo.writers import Writer

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabo.algorithms import ALGORITHMS
-from rabo.experiment import parse_capacities
+from rabo.options import parse_capacities
 from rabo.reproduction.grid import (
     TUNED,
     Changes,

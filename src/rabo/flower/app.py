@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from rabo.experiment import choose_device, resume, run
+from rabo.experiment import resume, run
 from rabo.flower import sites
 from rabo.flower.lifetime import end_with
 from rabo.flower.messages import fault_records
@@ -22,6 +22,7 @@ from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
 from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
+from rabo.options import choose_device
 from rabo.resources import at_round
 from rabo.rounds import Round
 from rabo.runtimes import Privacy

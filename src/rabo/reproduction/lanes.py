@@ -1,4 +1,4 @@
-"""Runs side by side, each in one of some processes: what they compute leaves a GPU mostly idle."""
+"""Runs side by side, each in one of some processes that stop, fail and are told of one by one."""
 
 import multiprocessing
 import os

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from rabo.data.cifar10 import load_cifar10
 from rabo.data.omniglot import load_omniglot
 from rabo.errors import lookup
-from rabo.experiment import parse_option
+from rabo.options import parse_option
 from rabo.reproduction import expand, names, reproduce
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.page import write_page

@@ -15,7 +15,8 @@ import torch
 
 from rabo.checkpoint import write_atomically
 from rabo.errors import ClientError, NonFiniteError, ReplyError
-from rabo.experiment import Experiment, device_name, resume, run
+from rabo.experiment import Experiment, resume, run
+from rabo.options import device_name
 from rabo.reproduction.grid import Run
 from rabo.reproduction.lanes import Failure, Heed, side_by_side
 

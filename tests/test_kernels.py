@@ -14,24 +14,32 @@ from rabo.models.convolutional import Conv4, ResNet12, side_by_side
 triton = pytest.importorskip("triton")
 
 COMPILE = """
+from itertools import product
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rabo.models import kernels
+from rabo.models import kernels, narrow
 
-NUMBERS = {"slope": "fp32", "eps": "fp32"}
-COUNTS = ["sets", "first", "pixels", "tasks", "channels", "size", "share", "shares"]
-NUMBERS |= dict.fromkeys(COUNTS, "i32")
+FLOATS = ("slope", "eps")
+COUNTS = ("sets", "first", "pixels", "tasks", "channels", "size", "share", "shares", "height")
+COUNTS += ("width", "out", "of_in", "of_out")
+
+def check(module, name, images, floats, **fixed):
+    kernel = getattr(module, name)
+    fixed = {p: fixed.get(p, getattr(module, p, None)) for p in kernel.arg_names if p.isupper()}
+    for precision in ("*fp32", "*bf16"):
+        types = {p: precision if p in images else "*fp32" for p in kernel.arg_names}
+        types |= {p: "fp32" for p in types if p in floats}
+        types |= {p: "i32" for p in types if p in COUNTS and p not in images}
+        types |= dict.fromkeys(fixed, "constexpr")
+        source = ASTSource(kernel, types, {(list(types).index(p),): fixed[p] for p in fixed})
+        assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
+
 IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
-    kernel = getattr(kernels, name)
-    for beside in (True, False) if "BESIDE" in kernel.arg_names else (True,):
-        fixed = {p: getattr(kernels, p, beside) for p in kernel.arg_names if p.isupper()}
-        for images in ("*fp32", "*bf16"):
-            types = {p: images if p in IMAGES else "*fp32" for p in kernel.arg_names}
-            types |= {p: n for p, n in NUMBERS.items() if p in types}
-            types |= dict.fromkeys(fixed, "constexpr")
-            source = ASTSource(kernel, types, {(list(types).index(p),): fixed[p] for p in fixed})
-            assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
+    for beside in (True, False) if "BESIDE" in getattr(kernels, name).arg_names else (True,):
+        check(kernels, name, IMAGES, FLOATS, BESIDE=beside)
+for name, back, size in product(("_windows", "_weights"), (True, False), (1, 3)):
+    check(narrow, name, ("images", "slope", "found"), (), BACK=back, SIZE=size)
 """
 
 

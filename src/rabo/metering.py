@@ -50,7 +50,8 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        formula = _FORMULAS.get(func._overloadpacket)
+        packet = func._overloadpacket
+        formula = flop_registry.get(packet) or _FORMULAS.get(packet)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         for item in result if isinstance(result, (tuple, list)) else (result,):
@@ -84,7 +85,6 @@ class _Followed(weakref.ref):  # type: ignore[type-arg]
 
 # torch counts matrix products and convolutions; problems made of matrices also need these two
 _FORMULAS = {
-    **flop_registry,
     torch.ops.aten.mv: lambda a, b, *_, **__: 2 * a.numel(),
     torch.ops.aten.dot: lambda a, b, *_, **__: 2 * a.numel(),
 }

@@ -5,6 +5,7 @@ That is a full-size probe for relative costs, and evaluation.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from rabo.algorithms import Algorithm, Cohort
 from rabo.algorithms.base import Cuts
@@ -52,7 +53,9 @@ def trial_of(experiment: Experiment) -> Trial:
     """Build what `rabo run` would; capacities must be widths."""
     federation, _ = experiment.federation()
     clients = dict(enumerate(federation.clients))
-    algorithm = replace(federation.algorithm, warm_up=0)  # type: ignore[type-var]
+    algorithm: Any = federation.algorithm
+    if hasattr(algorithm, "warm_up"):
+        algorithm = replace(algorithm, warm_up=0)
     return Trial(
         {i: client.problem for i, client in clients.items()},
         {i: float(client.capacity) for i, client in clients.items()},  # type: ignore[arg-type]

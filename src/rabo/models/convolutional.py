@@ -14,7 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from rabo.models import rows
+
 WIDE = 16  # channels of the first layer from which convolutions are in bfloat16
+NARROW = 512  # input times output channels up to which convolutions have kernels of their own
 
 
 class _Layout(NamedTuple):
@@ -117,6 +120,8 @@ class TaskNorm(nn.BatchNorm2d):
         if tasks == 1 and _lies_channels_last(input):  # of which cuDNN's own norm is slower
             norm = torch.native_batch_norm
             return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
+        if tasks == 1 and not _is_transformed() and rows.pays(input):
+            return rows.normalise(input, self.weight, self.bias, self.eps)
         if tasks == 1:
             return super().forward(input)
         if has_kernels(input):
@@ -176,10 +181,20 @@ class Convolution(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         weight, laid = self.weight, cast(Any, _Laid.apply)
         if has_kernels(input):
+            if self._is_narrow(input):
+                from rabo.models.narrow import convolve
+
+                return convolve(input, weight)
             weight = laid(weight, input.dtype)
         elif _lies_channels_last(input):
             weight = weight.contiguous(memory_format=torch.channels_last)
         return self._conv_forward(input, weight, None)
+
+    def _is_narrow(self, input: Tensor) -> bool:
+        """Say whether kernels for few channels are faster (measured: docs/performance.md)."""
+        out, channels = self.weight.shape[:2]  # those of a submodel
+        few = channels == 1 or (input.dtype == torch.float32 and channels * out <= NARROW)
+        return few and self.stride == (1, 1)
 
 
 class _Laid(torch.autograd.Function):

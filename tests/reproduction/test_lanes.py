@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
 from rabo.reproduction import lanes
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.lanes import side_by_side
+from rabo.reproduction.notes import Notes
 from rabo.reproduction.sweep import dearest_first, sweep
 
 NAME = "study-errata"
@@ -26,7 +28,9 @@ class Item:
     name: str
 
 
-def answer(item):
+def answer(item, tell):
+    if item.name == "talks":
+        tell("half of it is done")
     if item.name == "wrong":
         raise RuntimeError("out of memory")
     if item.name == "mistaken":
@@ -78,6 +82,39 @@ def test_no_more_is_begun_when_time_is_up():
     begun = iter([True, True, True, False, False, False, False])
     done = list(side_by_side(answer, [Item(str(i)) for i in range(6)], 2, lambda: next(begun)))
     assert sorted(text for _, text in done) == ["0 done", "1 done", "2 done"]
+
+
+def test_what_a_run_says_comes_before_what_it_returns():
+    items = [Item("talks"), Item("a")]
+    found = [(item.name, said) for item, said in side_by_side(answer, items, 2, always)]
+    told, done = ("talks", lanes.Note("half of it is done")), ("talks", "talks done")
+    assert found.index(told) < found.index(done)
+    assert ("a", "a done") in found
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_reproduction_says_how_far_its_runs_are(jobs, tmp_path):
+    runs = load_grid(NAME).runs(Changes(rounds=3, seeds=1, device="cpu", only=[ONLY]))
+    said = []
+    sweep(runs, tmp_path, jobs=jobs, every=0.0, say=said.append)
+    for run in runs:
+        notes = [text for text in said if text.startswith(f"  {run.name}: round ")]
+        assert [text.split("round ")[1][:6] for text in notes] == ["1 of 3", "2 of 3"]
+        assert all(text.endswith(" left") for text in notes)
+
+
+def test_a_note_says_what_was_reached_and_how_long_it_may_take():
+    now, said = iter([0.0, 10.0, 40.0, 50.0, 80.0, 90.0]), []
+    notes = Notes(said.append, every=30.0, clock=lambda: next(now))
+    notes.begin(SimpleNamespace(rounds=8, headline="balanced_accuracy", history=[1, 2]))
+    for number in range(2, 7):
+        metrics = {"balanced_accuracy": 0.5} if number == 2 else {}
+        notes.add(SimpleNamespace(round=number, metrics=metrics))
+    assert said == [
+        "round 4 of 8, balanced accuracy 0.5000, about 0:01:20 left",
+        "round 6 of 8, balanced accuracy 0.5000, about 0:00:40 left",
+    ]
 
 
 def test_where_one_fails_others_go_on():
@@ -134,7 +171,7 @@ def test_after_a_mistake_none_begins():
     assert second.why == "beta must be positive"
 
 
-def fake_do(each, out, clock):
+def fake_do(each, tell, out, every, clock):
     if each.experiment.seed == 0 and each.method == "literal" and not (out / "mended").exists():
         raise RuntimeError("out of memory")
     return "done"

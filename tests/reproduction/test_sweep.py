@@ -136,6 +136,23 @@ def test_a_request_downloads_the_data_of_its_runs_once(tmp_path, monkeypatch):
     assert loaded == [("omniglot", True)]
 
 
+def test_of_several_experiments_those_without_data_are_left_out(tmp_path, monkeypatch):
+    def missing(download=False):
+        raise FileNotFoundError("put the archives there, or use --download")
+
+    for name in request.DOWNLOADS:
+        monkeypatch.setitem(request.DOWNLOADS, name, missing)
+    said = []
+    asked = Request(
+        name="all", out=tmp_path, only=["erratum-6/*/seed-0"], rounds=1, device="cpu", jobs=1
+    )
+    assert asked.perform(said.append) == 0  # what is asked for is there
+    both = replace(asked, only=[*asked.only, "5-way-1-shot/rabo/seed-0"])
+    assert both.perform(said.append) == 3
+    assert "table-1: left out: put the archives there, or use --download" in said
+    assert (tmp_path / NAME / "table.md").exists()
+
+
 def test_a_request_runs_collects_and_says_what_is_left(tmp_path):
     said = []
     asked = Request(

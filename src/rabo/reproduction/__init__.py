@@ -1,7 +1,7 @@
 """The paper's tables and figures, and studies beyond them: run, then collect."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +48,7 @@ def reproduce(
     part: tuple[int, int] = (1, 1),
     jobs: int = 1,
     only_collect: bool = False,
+    left_out: Mapping[str, str] | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
@@ -55,6 +56,7 @@ def reproduce(
 
     After `limit` seconds no run is begun; called again, it goes on. `part` is (k, n) where n
     machines share the runs, and none of them collects; `jobs` runs are under way at a time.
+    `left_out` names experiments that are not to be run, and why.
     Settings are read from, and by tuning written to, `tuned`; a tuning with other rounds or options
     is a trial and writes to `out`.
     """
@@ -69,6 +71,10 @@ def reproduce(
     for grid in grids:
         check_options(grid.runs(changes))
     for grid in grids:
+        if why := (left_out or {}).get(grid.name):
+            say(f"{grid.name}: left out: {why}")
+            left += len(part_of(grid.runs(changes), part))
+            continue
         if not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)
             do = (

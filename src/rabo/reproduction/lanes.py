@@ -27,15 +27,26 @@ class Failure(NamedTuple):
     is_mistake: bool = False
 
 
+class Note(NamedTuple):
+    """What an item's work says while it is under way."""
+
+    text: str
+
+
+Tell = Callable[[str], None]
+
+
 class _Lane(NamedTuple):
     process: Any
     end: Any
 
 
 def side_by_side(
-    do: Callable[[Any], str], items: Sequence[Any], number: int, may_begin: Callable[[], bool]
-) -> Generator[tuple[Any, str | Failure], None, None]:
+    do: Callable[[Any, Tell], str], items: Sequence[Any], number: int, may_begin: Callable[[], bool]
+) -> Generator[tuple[Any, str | Note | Failure], None, None]:
     """Do items in some processes; give each with what its work returned, or why not, as it ends.
+
+    Before that it comes with every note that its work has told.
 
     A process that is done begins the next item as long as `may_begin` says so; one whose item
     failed makes way for a new one. After a mistake of the user's, or as many failures in a row as
@@ -54,8 +65,12 @@ def side_by_side(
             if not busy:
                 return
             for end in wait(list(busy)):
-                lane, item = busy.pop(end)
+                lane, item = busy[end]
                 answer = _answer(lane)
+                if isinstance(answer, Note):
+                    yield item, answer
+                    continue
+                del busy[end]
                 if isinstance(answer, Failure):
                     failures += 1
                     is_over = is_over or answer.is_mistake or failures == number
@@ -71,7 +86,7 @@ def side_by_side(
         _close([*free, *working])
 
 
-def _open(do: Callable[[Any], str], number: int) -> _Lane:
+def _open(do: Callable[[Any, Tell], str], number: int) -> _Lane:
     context = multiprocessing.get_context("spawn")  # CUDA cannot be forked
     here, there = context.Pipe()
     process: Any = context.Process(target=_serve, args=(there, do, number), daemon=True)
@@ -101,7 +116,7 @@ def _send(lane: _Lane, item: Any) -> None:
         lane.process.join()  # it has ended, as `_answer` will find
 
 
-def _answer(lane: _Lane) -> str | Failure:
+def _answer(lane: _Lane) -> str | Note | Failure:
     try:
         return lane.end.recv()
     except (EOFError, OSError):
@@ -121,7 +136,7 @@ def _close(lanes: Iterable[_Lane]) -> None:
             lane.process.join()
 
 
-def _serve(end: Connection, do: Callable[[Any], str], number: int) -> None:
+def _serve(end: Connection, do: Callable[[Any, Tell], str], number: int) -> None:
     """Do what is sent until nothing comes any more, as one of some that share this machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells all; who has begun us tells us
     signal.signal(signal.SIGTERM, _stop)
@@ -129,9 +144,16 @@ def _serve(end: Connection, do: Callable[[Any], str], number: int) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // number))
     share_device(number)
+
+    def tell(text: str) -> None:
+        try:
+            end.send(Note(text))
+        except OSError:  # nobody is there any more
+            raise KeyboardInterrupt from None
+
     try:
         while True:
-            end.send(_outcome(do, end.recv()))
+            end.send(_outcome(do, end.recv(), tell))
     except (EOFError, KeyboardInterrupt, OSError):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -142,9 +164,9 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _outcome(do: Callable[[Any], str], item: Any) -> str | Failure:
+def _outcome(do: Callable[[Any, Tell], str], item: Any, tell: Tell) -> str | Failure:
     try:
-        return do(item)
+        return do(item, tell)
     except Exception as error:
         is_mistake = isinstance(error, MISTAKES)
         return Failure(str(error) or type(error).__name__, traceback.format_exc(), is_mistake)

@@ -18,7 +18,8 @@ from rabo.errors import ClientError, NonFiniteError, ReplyError
 from rabo.experiment import Experiment, resume, run
 from rabo.options import device_name
 from rabo.reproduction.grid import Run
-from rabo.reproduction.lanes import Failure, Heed, side_by_side
+from rabo.reproduction.lanes import Failure, Heed, Note, Tell, side_by_side
+from rabo.reproduction.notes import EVERY, Notes
 
 KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
 FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it
@@ -33,27 +34,35 @@ def sweep(
     limit: float | None = None,
     jobs: int = 1,
     say: Callable[[str], None] = print,
+    every: float = EVERY,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Do the runs that are missing below `out`; return how many the time limit left.
 
     A run that was cut goes on from its checkpoint. One that diverged is on record as such and is
-    not done again. `jobs` runs are under way at a time; where one fails, others go on.
+    not done again. `jobs` runs are under way at a time, each says every so many seconds how far it
+    is; where one fails, others go on.
     """
-    begun, missing, do = clock(), missing_of(runs, out), partial(_do, out=out, clock=clock)
+    begun, missing = clock(), missing_of(runs, out)
+    do = partial(_do, out=out, every=every, clock=clock)
     number, failed = len(runs) - len(missing), []
+
+    def note(each: Run, text: str) -> None:
+        say(f"  {each.name}: {text}")
 
     def may_begin() -> bool:
         return limit is None or clock() - begun <= limit
 
     if jobs == 1:
-        done = ((each, do(each)) for each in missing if may_begin())
+        done = ((each, do(each, partial(note, each))) for each in missing if may_begin())
     else:
         done = side_by_side(do, dearest_first(missing), jobs, may_begin)
     with closing(done):
         for each, reached in done:
             trace = (out / each.folder).with_name(f"seed-{each.experiment.seed}.error.txt")
-            if isinstance(reached, Failure):
+            if isinstance(reached, Note):
+                note(each, reached.text)
+            elif isinstance(reached, Failure):
                 failed.append(reached)
                 if not reached.is_mistake:
                     say(f"{each.name} failed: {reached.why}{_keep_trace(trace, reached)}")
@@ -131,7 +140,7 @@ def _choice(value: Any) -> Any:
     return {name: each for name, each in value.items() if name not in PLACES}
 
 
-def _do(each: Run, out: Path, clock: Callable[[], float]) -> str:
+def _do(each: Run, tell: Tell, out: Path, every: float, clock: Callable[[], float]) -> str:
     """Do one run and return what it has reached."""
     folder, begun, why = out / each.folder, clock(), ""
     has_begun = (folder / "config.json").exists()
@@ -139,7 +148,9 @@ def _do(each: Run, out: Path, clock: Callable[[], float]) -> str:
         check_same(each, folder)
     if not _is_ended(folder):
         try:
-            (resume if has_begun else run)(each.experiment, folder, [Heed()])
+            (resume if has_begun else run)(
+                each.experiment, folder, [Heed(), Notes(tell, every, clock)]
+            )
         except (ClientError, NonFiniteError) as error:
             # what was sent is refused for its norm where a GPU's numbers are not looked at before
             if not isinstance(getattr(error, "cause", error), (NonFiniteError, ReplyError)):

@@ -46,7 +46,7 @@ def test_the_loss_of_prototypes_is_that_of_distances_to_class_means():
         torch.testing.assert_close(slope, expected)
 
 
-def unrolled(problem, x, y, j, steps, rate):
+def unrolled(problem, x, y, j, steps, rate, rate_x):
     """Adapt all parameters to task j with plain autograd, and keep the graph."""
     support, labels = (t[j] for t in problem.data.inner)
 
@@ -60,20 +60,23 @@ def unrolled(problem, x, y, j, steps, rate):
         penalty = 0.05 * (w["yweight"].square().sum() + w["ybias"].square().sum())
         loss = F.cross_entropy(forward(w, support), labels) + penalty
         slopes = torch.autograd.grad(loss, list(w.values()), create_graph=True)
-        w = {k: v - rate * s for (k, v), s in zip(w.items(), slopes, strict=True)}
+        rates = {"x": rate_x, "y": rate}
+        w = {k: v - rates[k[0]] * s for (k, v), s in zip(w.items(), slopes, strict=True)}
     return lambda inputs: forward(w, inputs)
 
 
-def test_the_outer_gradient_of_maml_goes_through_all_steps():
+@pytest.mark.parametrize("rate_x", [None, 0.2])
+def test_the_outer_gradient_of_maml_goes_through_all_steps(rate_x):
     problem = episodic_problem()
-    algorithm = DistMAML(adapt_steps=3, adapt_rate=0.5)
+    algorithm = DistMAML(adapt_steps=3, adapt_rate=0.5, adapt_rate_x=rate_x)
+    how = (3, 0.5, rate_x or 0.5)
     x, y = leaves_of(problem)
     inputs = [*x.values(), *y.values()]
     seen = algorithm.seen(problem)
     found = algorithm.loss(seen, {"x": x, "y": y}, problem.data, Local(0, problem))
     queries, labels = problem.data.outer
     each = [
-        F.cross_entropy(unrolled(problem, x, y, j, 3, 0.5)(queries[j]), labels[j])
+        F.cross_entropy(unrolled(problem, x, y, j, *how)(queries[j]), labels[j])
         for j in range(TASKS)
     ]
     truth = torch.stack(each).mean()
@@ -84,7 +87,7 @@ def test_the_outer_gradient_of_maml_goes_through_all_steps():
         torch.testing.assert_close(slope, expected)
     scores = algorithm.predict(problem, x, y, *problem.data)
     for j in range(TASKS):
-        torch.testing.assert_close(scores[j], unrolled(problem, x, y, j, 3, 0.5)(queries[j]))
+        torch.testing.assert_close(scores[j], unrolled(problem, x, y, j, *how)(queries[j]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -160,7 +163,9 @@ def test_a_problem_without_few_shot_tasks_is_refused(name):
             Experiment(task=task, algorithm=name, clients=2).federation()
 
 
-@pytest.mark.parametrize("options", [{"adapt_steps": 0}, {"adapt_rate": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"adapt_steps": 0}, {"adapt_rate": 0.0}, {"adapt_rate_x": -1.0}]
+)
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         DistMAML(**options)

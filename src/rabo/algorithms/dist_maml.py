@@ -22,10 +22,14 @@ class DistMAML(Episodic):
 
     w_j ← w − η∇g_j(w), K times for every task j; the loss is the mean of f_j(w_j), differentiated
     through all steps (Finn et al., 2017). A test task is met with the same steps.
+
+    Departs from Finn et al., who have one η, where `adapt_rate_x` is given: slopes of a head fall
+    with the number of classes, those of a backbone with norms do not.
     """
 
     adapt_steps: int = 5  # K
     adapt_rate: float = 0.4  # η
+    adapt_rate_x: float | None = None  # that of x; None: η
 
     paper: ClassVar[str] = (
         "Finn, Abbeel, Levine: Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks, "
@@ -37,8 +41,10 @@ class DistMAML(Episodic):
         super().__post_init__()
         if self.adapt_steps < 1:
             raise ValueError(f"adapt_steps must be at least 1, got {self.adapt_steps}")
-        if not self.adapt_rate > 0:
-            raise ValueError(f"adapt_rate must be positive, got {self.adapt_rate}")
+        for name in ("adapt_rate", "adapt_rate_x"):
+            rate = getattr(self, name)
+            if rate is not None and not rate > 0:
+                raise ValueError(f"{name} must be positive, got {rate}")
 
     @property
     def trained(self) -> tuple[Level, ...]:
@@ -83,10 +89,12 @@ class DistMAML(Episodic):
             return problem.inner(problem.features(w["x"], part), w["y"], part)
 
         here: Any = {level: dict(params) for level, params in at.items()}
+        of_x = self.adapt_rate if self.adapt_rate_x is None else self.adapt_rate_x
+        rates = {"x": of_x, "y": self.adapt_rate}
         for _ in range(self.adapt_steps):
             slopes = grad(inner)(here)
             here = {
-                level: {k: v - self.adapt_rate * slopes[level][k] for k, v in params.items()}
+                level: {k: v - rates[level] * slopes[level][k] for k, v in params.items()}
                 for level, params in here.items()
             }
         return here

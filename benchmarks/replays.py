@@ -144,7 +144,7 @@ def main() -> None:
         "and ms for each alone); with support sets and queries in one pass or in two",
         "setting": "ResNet-12, ten clients, four 5-way 1-shot tasks each, glyphs; "
         f"{WIDE} channels, where Table 1 is said {TABLE_1}; mixed: capacities {CAPACITIES}",
-        "command": "python benchmarks/replays.py OUT.json",
+        "command": f"python benchmarks/replays.py OUT.json {' '.join(sys.argv[2:])}".strip(),
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "difference_of_x": difference(),

@@ -23,23 +23,28 @@ FLOATS = ("slope", "eps")
 COUNTS = ("sets", "first", "pixels", "tasks", "channels", "size", "share", "shares", "height")
 COUNTS += ("width", "out", "of_in", "of_out")
 
-def check(module, name, images, floats, **fixed):
+def check(module, name, images, floats, numbers={}, **fixed):
     kernel = getattr(module, name)
     fixed = {p: fixed.get(p, getattr(module, p, None)) for p in kernel.arg_names if p.isupper()}
     for precision in ("*fp32", "*bf16"):
         types = {p: precision if p in images else "*fp32" for p in kernel.arg_names}
         types |= {p: "fp32" for p in types if p in floats}
         types |= {p: "i32" for p in types if p in COUNTS and p not in images}
-        types |= dict.fromkeys(fixed, "constexpr")
-        source = ASTSource(kernel, types, {(list(types).index(p),): fixed[p] for p in fixed})
+        known = {p: v for p, v in {**fixed, **numbers}.items() if p in types}
+        types |= dict.fromkeys(known, "constexpr")
+        source = ASTSource(kernel, types, {(list(types).index(p),): v for p, v in known.items()})
         assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
 
 IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
     for beside in (True, False) if "BESIDE" in getattr(kernels, name).arg_names else (True,):
         check(kernels, name, IMAGES, FLOATS, BESIDE=beside)
-for name, back, size in product(("_windows", "_weights"), (True, False), (1, 3)):
-    check(narrow, name, ("images", "slope", "found"), (), BACK=back, SIZE=size)
+# numbers that are one are known when a kernel is compiled
+for size, channels in product((1, 3), ({}, {"channels": 1})):
+    given = narrow, ("images", "slope", "found"), (), channels
+    check(given[0], "_weights", *given[1:], SIZE=size)
+    for back in (True, False):
+        check(given[0], "_windows", *given[1:], BACK=back, SIZE=size)
 """
 
 

@@ -1,5 +1,7 @@
 """Convolutions of few channels: Triton's interpreter runs them on a CPU."""
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,19 @@ from rabo.metering import measure
 from rabo.models import convolutional
 from rabo.models.convolutional import Convolution
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl, divided = triton.language, importlib.import_module("rabo.models.narrow")._divided
 
+
+@triton.jit
+def divide(quotients, rests, by, N: tl.constexpr):
+    n = tl.arange(0, N)
+    quotient, rest = divided(n, by)
+    tl.store(quotients + n, quotient)
+    tl.store(rests + n, rest)
+
+
+CLOSE = {"rtol": 2**-7, "atol": 2**-5}  # the digits of bfloat16
 SHAPES = st.tuples(
     st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)
 )
@@ -65,16 +78,24 @@ def test_images_in_bfloat16_have_weights_in_float32(generator):
     out = convolve(images, weight)
     into, of_weight = torch.autograd.grad(out.float().square().sum(), [images, weight])
     assert [t.dtype for t in (out, into, of_weight)] == [torch.bfloat16] * 2 + [torch.float32]
-    exact = usual(images.double(), weight.double())
+    leaves = [t.detach().double().requires_grad_() for t in (images, weight)]
+    exact = usual(*leaves)
     torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=2**-7)
+    towards = 2 * out.detach().double()
+    for found, true in zip(
+        (into, of_weight), torch.autograd.grad(exact, leaves, towards), strict=True
+    ):
+        assert (found.double() - true).norm() <= 2**-7 * true.norm()
     assert of_weight.stride() == weight.stride()  # else steps on lists are one kernel per tensor
 
 
 def test_numbers_are_divided_exactly():
-    numbers = torch.arange(20_000, dtype=torch.int32)
-    for by in range(1, 700):
-        quotient = ((numbers + 0.5) * (torch.tensor(1.0) / by)).to(torch.int32)
-        assert torch.equal(quotient, numbers // by)
+    numbers = torch.arange(2**13, dtype=torch.int32)
+    for by in (1, 2, 3, 7, 28, 29, 84, 97, 640, 2047):
+        quotients, rests = torch.empty_like(numbers), torch.empty_like(numbers)
+        divide[(1,)](quotients, rests, by, N=len(numbers))
+        assert torch.equal(quotients, numbers // by)
+        assert torch.equal(rests, numbers % by)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 3, 3), (4, 3, 2, 2), (4, 3, 3, 1)])
@@ -83,6 +104,27 @@ def test_weights_that_do_not_fit_are_refused(shape):
 
     with pytest.raises(ValueError, match="3 input channels, as the images, and a square window"):
         convolve(torch.rand(2, 3, 4, 4), torch.rand(shape))
+
+
+def test_precisions_that_kernels_do_not_have_are_refused():
+    from rabo.models.narrow import convolve
+
+    with pytest.raises(ValueError, match=r"float32 or bfloat16, got torch.float64"):
+        convolve(torch.rand(2, 3, 4, 4).double(), torch.rand(2, 3, 3, 3).double())
+
+
+def test_weights_may_be_in_the_precision_of_the_images_and_images_none(generator):
+    from rabo.models.narrow import convolve
+
+    images = torch.randn(2, 3, 4, 4, generator=generator).bfloat16()
+    weight = torch.randn(5, 3, 3, 3, generator=generator).bfloat16()
+    found = convolve(images, weight)
+    torch.testing.assert_close(found.float(), usual(images.float(), weight.float()), **CLOSE)
+    none = images[:0].clone().requires_grad_()
+    leaf = weight.clone().requires_grad_()
+    into, of_weight = torch.autograd.grad(convolve(none, leaf).sum(), [none, leaf])
+    assert into.shape == none.shape
+    assert not of_weight.any()
 
 
 def test_a_second_derivative_is_refused():
@@ -126,4 +168,8 @@ def test_few_channels_have_kernels_of_their_own(channels, out, dtype, is_narrow,
     monkeypatch.setattr(narrow, "convolve", lambda i, w: seen.append(1) or usual(i, w.to(i.dtype)))
     Convolution(channels, out, 3)(torch.rand(2, channels, 4, 4, dtype=dtype))
     assert bool(seen) is is_narrow
-    assert not Convolution(1, 2, 3, stride=2)._is_narrow(torch.rand(2, 1, 4, 4))
+    images = torch.rand(2, 1, 4, 4)
+    assert not Convolution(1, 2, 3, stride=2)._is_narrow(images)
+    assert not Convolution(1, 2, 2)._is_narrow(images)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not Convolution(1, 2, 3)._is_narrow(images)

@@ -62,8 +62,33 @@ def test_second_derivatives_are_those_of_the_usual_norm(generator):
         torch.testing.assert_close(f, t)
 
 
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_derivatives_where_something_is_frozen(frozen, generator):
+    images = torch.randn(4, 3, 2, 2, generator=generator, dtype=torch.float64)
+    weight, bias = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    found = []
+    for function in (fast, usual):
+        given = [t.clone() for t in (images, weight, bias)]
+        leaves = [t.requires_grad_() for i, t in enumerate(given) if i != frozen]
+        out = function(*given).square().sum()
+        plain = torch.autograd.grad(out, leaves, retain_graph=True)
+        first = torch.autograd.grad(out, leaves, create_graph=True)
+        second = torch.autograd.grad(sum(t.square().sum() for t in first), leaves)
+        found.append([*plain, *first, *second])
+    for f, t in zip(*found, strict=True):
+        torch.testing.assert_close(f, t)
+
+
+def test_a_graph_of_any_number_of_images_can_be_exported():
+    images = torch.rand(60, 1, 28, 28)
+    batch = torch.export.Dim("batch", min=2, max=256)
+    made = torch.export.export(Conv4(4), (images,), dynamic_shapes=({0: batch},))
+    assert made.module()(images[:7]).shape[0] == 7
+
+
 @pytest.mark.parametrize(
-    ("channels", "pays"), [(4, True), (10, True), (8, False), (16, False), (64, False)]
+    ("channels", "pays"),
+    [(1, False), (4, True), (7, True), (10, True), (8, False), (16, False), (64, False)],
 )
 def test_it_is_for_few_channels_of_many_pixels(channels, pays, monkeypatch):
     images = torch.rand(60, channels, 28, 28).contiguous(memory_format=torch.channels_last)

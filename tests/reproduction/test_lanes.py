@@ -167,7 +167,7 @@ def test_after_a_mistake_none_begins():
     items = [Item(name) for name in ("a", "mistaken", "b", "c")]
     (_, first), (_, second) = side_by_side(answer, items, 1, always)
     assert first == "a done"
-    assert second.is_mistake
+    assert second.mistake is ValueError
     assert second.why == "beta must be positive"
 
 

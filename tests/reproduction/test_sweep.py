@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from fakes import fake_run
 
 from rabo.experiment import run
 from rabo.reproduction import request
@@ -136,21 +137,21 @@ def test_a_request_downloads_the_data_of_its_runs_once(tmp_path, monkeypatch):
     assert loaded == [("omniglot", True)]
 
 
-def test_of_several_experiments_those_without_data_are_left_out(tmp_path, monkeypatch):
-    def missing(download=False):
-        raise FileNotFoundError("put the archives there, or use --download")
-
-    for name in request.DOWNLOADS:
-        monkeypatch.setitem(request.DOWNLOADS, name, missing)
-    said = []
-    asked = Request(
-        name="all", out=tmp_path, only=["erratum-6/*/seed-0"], rounds=1, device="cpu", jobs=1
-    )
-    assert asked.perform(said.append) == 0  # what is asked for is there
-    both = replace(asked, only=[*asked.only, "5-way-1-shot/rabo/seed-0"])
-    assert both.perform(said.append) == 3
-    assert "table-1: left out: put the archives there, or use --download" in said
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_of_several_experiments_those_without_data_are_left_out(jobs, tmp_path, monkeypatch):
+    monkeypatch.setenv("RABO_DATA", str(tmp_path / "nothing"))
+    there = load_grid("table-1").runs(Changes(seeds=1, rounds=1, only=["5-way-1-shot/rafbo/*"]))
+    fake_run(tmp_path, there[0], 0.5)
+    said, wanted = [], ["erratum-6/*/seed-0", "5-way-1-shot/ra*bo/seed-0"]
+    asked = Request(name="all", out=tmp_path, only=wanted, rounds=1, device="cpu", jobs=jobs)
+    assert asked.perform(said.append) == 3
+    left_out = [text for text in said if text.startswith("table-1: left out: ")]
+    assert len(left_out) == 1
+    assert "use --download" in left_out[0]
+    assert "table-1: 1 runs, tables in" in "\n".join(said)  # what is there is collected
     assert (tmp_path / NAME / "table.md").exists()
+    with pytest.raises(FileNotFoundError, match="use --download"):
+        replace(asked, name="table-1", only=wanted[1:]).perform(said.append)
 
 
 def test_a_request_runs_collects_and_says_what_is_left(tmp_path):

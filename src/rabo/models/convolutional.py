@@ -72,19 +72,26 @@ def _is_transformed() -> bool:
     return transformed or forward_ad._current_level >= 0
 
 
+def _is_traced() -> bool:
+    """Say whether a graph is made of what is done, which should not depend on sizes."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
 @cache
 def _kernels_run(device: torch.device, wanted: str) -> bool:
-    """Try a kernel: Triton compiles it when it is first used, and needs a C compiler for that."""
+    """Try kernels: Triton compiles them when they are first used, and needs a C compiler."""
     if wanted == "reference" or find_spec("triton") is None:
         return False
     from rabo.models.kernels import normalise
+    from rabo.models.narrow import convolve
 
     try:
         images, ones = torch.rand(4, 2, 2, 2, device=device), torch.ones(2, device=device)
         normalise(images, None, ones, ones, 2, 1.0, 1e-5)
+        convolve(images, torch.ones(2, 2, 1, 1, device=device))
     except Exception as error:
         warnings.warn(
-            f"kernels for norms do not run here ({type(error).__name__}: {error}); the usual "
+            f"kernels do not run here ({type(error).__name__}: {error}); the usual "
             "layers are used, which are slower. Install a C compiler (gcc), or set "
             "RABO_KERNELS=reference to go on without this warning",
             stacklevel=2,
@@ -120,7 +127,7 @@ class TaskNorm(nn.BatchNorm2d):
         if tasks == 1 and _lies_channels_last(input):  # of which cuDNN's own norm is slower
             norm = torch.native_batch_norm
             return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
-        if tasks == 1 and not _is_transformed() and rows.pays(input):
+        if tasks == 1 and not _is_transformed() and not _is_traced() and rows.pays(input):
             return rows.normalise(input, self.weight, self.bias, self.eps)
         if tasks == 1:
             return super().forward(input)
@@ -191,10 +198,16 @@ class Convolution(nn.Conv2d):
         return self._conv_forward(input, weight, None)
 
     def _is_narrow(self, input: Tensor) -> bool:
-        """Say whether kernels for few channels are faster (measured: docs/performance.md)."""
-        out, channels = self.weight.shape[:2]  # those of a submodel
-        few = channels == 1 or (input.dtype == torch.float32 and channels * out <= NARROW)
-        return few and self.stride == (1, 1)
+        """Say whether kernels for few channels are faster (measured: docs/performance.md).
+
+        They multiply float32 as TF32, where that is allowed.
+        """
+        out, channels, size = self.weight.shape[:3]  # those of a submodel
+        if input.dtype == torch.float32:
+            few = channels * out <= NARROW and torch.backends.cudnn.allow_tf32
+        else:
+            few = channels == 1
+        return few and self.stride == (1, 1) and size % 2 == 1
 
 
 class _Laid(torch.autograd.Function):

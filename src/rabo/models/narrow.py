@@ -33,6 +33,8 @@ def convolve(input: Tensor, weight: Tensor) -> Tensor:
     Differentiable once. Images may be in bfloat16; products are of float32 (TF32 on a GPU).
     """
     channels, size = weight.shape[1], weight.shape[2]
+    if input.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"images must be in float32 or bfloat16, got {input.dtype}")
     if input.shape[1] != channels or weight.shape[2:] != (size, size) or size % 2 == 0:
         raise ValueError(
             f"weights must have {input.shape[1]} input channels, as the images, and a square "
@@ -68,7 +70,7 @@ def _of_weight(slope: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     pixels, depth, across = _numbers(input, size * channels, out)
     tiles = size * triton.cdiv(size * channels, depth) * triton.cdiv(out, across)
     share = triton.cdiv(pixels, max(1, PROGRAMS // tiles))
-    share = triton.cdiv(share, PIXELS) * PIXELS
+    share = max(1, triton.cdiv(share, PIXELS)) * PIXELS
     shares = triton.cdiv(pixels, share)
     sums = torch.empty((shares, *weight.shape), dtype=torch.float32, device=input.device)
     grid = (shares, size * triton.cdiv(size * channels, depth), triton.cdiv(out, across))
@@ -140,7 +142,10 @@ def _last(images: Tensor) -> Tensor:
 
 @triton.jit
 def _divided(number, by):
-    """Return quotient and remainder of small numbers; processors of a GPU divide no integers."""
+    """Return quotient and remainder of small numbers; processors of a GPU divide no integers.
+
+    They are right for all images of up to 2,047 by 2,047 pixels.
+    """
     quotient = ((number + 0.5) * (1.0 / by)).to(tl.int32)
     return quotient, number - quotient * by
 
@@ -193,7 +198,8 @@ def _windows(
             if BACK:
                 tap = SIZE * SIZE - 1 - tap
             at = (c * of_in + tap)[:, None] + (n * of_out)[None, :]
-            total = tl.dot(seen, tl.load(weight + at, mask=known, other=0.0), total)
+            w = tl.load(weight + at, mask=known, other=0.0).to(tl.float32)
+            total = tl.dot(seen, w, total)
     into = p.to(tl.int64)[:, None] * out + n[None, :]
     tl.store(found + into, total, mask=(p < pixels)[:, None] & (n < out)[None, :])
 

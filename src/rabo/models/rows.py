@@ -4,28 +4,29 @@ The usual kernel goes from pixel to pixel, and has a few channels for a vector o
 Here pixels lie side by side until a row is long enough, and each channel has its place in it.
 """
 
-from math import gcd
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LANES = 64  # numbers of a row, at least where pixels can be divided so
+LANES = 64  # numbers of a row, at most
 ROWS = 1024  # whose products stay in a cache
-FEW = 12  # channels from which the usual kernel is as fast; as it is with eight, half a vector
-MANY = 40_000  # numbers below which so many small steps do not pay
+SHORT = 32  # numbers of a row below which it does not pay
+FEW = 12  # channels up to which it pays, but for one and eight: of these the usual kernel is fast
+MANY = 10_000  # pixels below which so many small steps do not pay
 
 
 def pays(input: Tensor) -> bool:
-    """Say whether this is the faster way (measured: docs/performance.md)."""
+    """Say whether this is the faster way (measured: benchmarks/cpu/norms.json)."""
     return (
         input.device.type == "cpu"
         and input.dtype in (torch.float32, torch.float64)
-        and input.shape[1] < FEW
+        and 1 < input.shape[1] <= FEW
         and input.shape[1] != 8
-        and input.numel() >= MANY
+        and input.numel() >= MANY * input.shape[1]
         and input.is_contiguous(memory_format=torch.channels_last)
+        and _fold(input) * input.shape[1] >= SHORT
     )
 
 
@@ -51,9 +52,12 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         input, weight, bias, mean, inverse = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative: by the usual kernel, which has one
-            given = [input, weight, bias]
             out = F.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.eps)
-            return *torch.autograd.grad(out, given, slope, create_graph=True), None
+            pairs = zip((input, weight, bias), ctx.needs_input_grad, strict=False)
+            given = [t if is_asked else None for t, is_asked in pairs]
+            asked = [t for t in given if t is not None]
+            found = iter(torch.autograd.grad(out, asked, slope, create_graph=True))
+            return *(None if t is None else next(found) for t in given), None
         (rows, fold), number = _rows(slope), input.numel() // len(weight)
         into = _rows(input)[0] - mean.repeat(fold)
         of_bias = _by_channel(rows.sum(dim=0), fold)
@@ -76,9 +80,15 @@ def _last(images: Tensor) -> Tensor:
 
 def _rows(images: Tensor) -> tuple[Tensor, int]:
     """Return images as rows, and of how many pixels each is."""
-    pixels = _last(images).reshape(-1, images.shape[1])
-    fold = gcd(len(pixels), max(1, LANES // images.shape[1]))
-    return pixels.reshape(-1, fold * images.shape[1]), fold
+    fold = _fold(images)
+    return _last(images).reshape(-1, fold * images.shape[1]), fold
+
+
+def _fold(images: Tensor) -> int:
+    """Return how many pixels lie in a row: as many as make no row longer than is wished."""
+    channels = images.shape[1]
+    pixels = images.numel() // channels
+    return next(n for n in range(max(1, LANES // channels), 0, -1) if pixels % n == 0)
 
 
 def _by_channel(row: Tensor, fold: int) -> Tensor:

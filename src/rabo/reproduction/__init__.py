@@ -1,7 +1,7 @@
 """The paper's tables and figures, and studies beyond them: run, then collect."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rabo.reproduction.grid import (
     load_grid,
     part_of,
 )
-from rabo.reproduction.sweep import sweep
+from rabo.reproduction.sweep import missing_of, sweep
 
 TUNING = "tuning"
 ALL = "all"
@@ -48,15 +48,15 @@ def reproduce(
     part: tuple[int, int] = (1, 1),
     jobs: int = 1,
     only_collect: bool = False,
-    left_out: Mapping[str, str] | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Do the runs that are missing, then write tables and figures; return how many are left.
 
+    Of several experiments, one whose data are missing is left out.
+
     After `limit` seconds no run is begun; called again, it goes on. `part` is (k, n) where n
     machines share the runs, and none of them collects; `jobs` runs are under way at a time.
-    `left_out` names experiments that are not to be run, and why.
     Settings are read from, and by tuning written to, `tuned`; a tuning with other rounds or options
     is a trial and writes to `out`.
     """
@@ -71,10 +71,6 @@ def reproduce(
     for grid in grids:
         check_options(grid.runs(changes))
     for grid in grids:
-        if why := (left_out or {}).get(grid.name):
-            say(f"{grid.name}: left out: {why}")
-            left += len(part_of(grid.runs(changes), part))
-            continue
         if not only_collect:
             remaining = None if limit is None else limit - (clock() - begun)
             do = (
@@ -83,7 +79,13 @@ def reproduce(
                 else partial(sweep, jobs=jobs)
             )
             runs = part_of(grid.runs(changes), part)
-            left += do(runs, out, limit=remaining, say=say, clock=clock)
+            try:
+                left += do(runs, out, limit=remaining, say=say, clock=clock)
+            except FileNotFoundError as error:
+                if len(grids) == 1:
+                    raise
+                say(f"{grid.name}: left out: {error}")  # the others may have their data
+                left += len(missing_of(runs, out))
         if part[1] == 1:  # else others are still at it
             is_trial = changes.rounds is not None or bool(changes.task_options)
             for line in collect(grid, out, out / TUNED if is_trial else tuned, changes):

@@ -20,11 +20,11 @@ PATIENCE = 60  # seconds that runs which are stopped have to write what they hav
 
 
 class Failure(NamedTuple):
-    """Why a run failed, where, and whether what was asked for is to blame, not what happened."""
+    """Why a run failed, where, and by which mistake, if what was asked for is to blame."""
 
     why: str
     traceback: str = ""
-    is_mistake: bool = False
+    mistake: type[Exception] | None = None
 
 
 class Note(NamedTuple):
@@ -73,7 +73,7 @@ def side_by_side(
                 del busy[end]
                 if isinstance(answer, Failure):
                     failures += 1
-                    is_over = is_over or answer.is_mistake or failures == number
+                    is_over = is_over or answer.mistake is not None or failures == number
                     _close([lane])
                 else:
                     failures = 0
@@ -168,8 +168,8 @@ def _outcome(do: Callable[[Any, Tell], str], item: Any, tell: Tell) -> str | Fai
     try:
         return do(item, tell)
     except Exception as error:
-        is_mistake = isinstance(error, MISTAKES)
-        return Failure(str(error) or type(error).__name__, traceback.format_exc(), is_mistake)
+        mistake = next((kind for kind in MISTAKES if isinstance(error, kind)), None)
+        return Failure(str(error) or type(error).__name__, traceback.format_exc(), mistake)
 
 
 _stopping = threading.Event()

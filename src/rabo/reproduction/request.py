@@ -12,7 +12,7 @@ from rabo.data.omniglot import load_omniglot
 from rabo.errors import lookup
 from rabo.options import parse_option
 from rabo.reproduction import expand, names, reproduce
-from rabo.reproduction.grid import Changes, Grid, load_grid
+from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.page import write_page
 
 DATA = "RABO_DATA"
@@ -91,27 +91,17 @@ class Request:
             part=_part(self.part),
             jobs=self.jobs,
             only_collect=self.collect,
-            left_out={} if self.collect else self._without_data(changes),
             say=say,
         )
         return 3 if left else 0
 
     def _fetch(self, changes: Changes) -> None:
         """Load once what runs need; not an option of theirs: it is no part of a result."""
-        needs = [_datasets(load_grid(each), changes) for each in expand(self.name)]
-        for dataset in set().union(*needs):
-            DOWNLOADS[dataset](download=True)
-
-    def _without_data(self, changes: Changes) -> dict[str, str]:
-        """Return which of several experiments have no data here, and what to do; others can run."""
-        why: dict[str, str] = {}
-        needs = {each: _datasets(load_grid(each), changes) for each in expand(self.name)}
-        for dataset in set().union(*needs.values()) if len(needs) > 1 else ():
-            try:
-                DOWNLOADS[dataset]()
-            except FileNotFoundError as error:
-                why[dataset] = str(error)
-        return {name: why[d] for name, datasets in needs.items() for d in datasets if d in why}
+        grids = [load_grid(each) for each in expand(self.name)]
+        options = [run.experiment.task_options for grid in grids for run in grid.runs(changes)]
+        for dataset in dict.fromkeys(each.get("dataset") for each in options):
+            if dataset in DOWNLOADS:
+                DOWNLOADS[dataset](download=True)
 
     @classmethod
     def declare(cls, parser: ArgumentParser) -> None:
@@ -125,12 +115,6 @@ class Request:
                 parser.add_argument(flag, action="append", default=[], help=text)
             else:
                 parser.add_argument(flag, type=kind, default=default, help=text)
-
-
-def _datasets(grid: Grid, changes: Changes) -> set[str]:
-    """Return what the runs of an experiment read."""
-    named = {run.experiment.task_options.get("dataset") for run in grid.runs(changes)}
-    return {dataset for dataset in DOWNLOADS if dataset in named}
 
 
 def known() -> str:

@@ -64,15 +64,15 @@ def sweep(
                 note(each, reached.text)
             elif isinstance(reached, Failure):
                 failed.append(reached)
-                if not reached.is_mistake:
+                if reached.mistake is None:
                     say(f"{each.name} failed: {reached.why}{_keep_trace(trace, reached)}")
             else:
                 number += 1
                 trace.unlink(missing_ok=True)
                 say(f"[{number}/{len(runs)}] {each.name}: {reached}")
     for failure in failed:
-        if failure.is_mistake:
-            raise ValueError(failure.why)
+        if failure.mistake is not None:
+            raise failure.mistake(failure.why)
     if failed:
         raise ValueError(
             f"of {len(runs)} runs {number} are there and {len(failed)} failed, the first by: "

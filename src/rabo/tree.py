@@ -15,10 +15,13 @@ def leaves(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, Mapping):
-        return [leaf for key in tree for leaf in leaves(tree[key])]
-    if isinstance(tree, (tuple, list)):
-        return [leaf for item in tree for leaf in leaves(item)]
-    return []
+        tree = tree.values()
+    elif not isinstance(tree, (tuple, list)):
+        return []
+    found = []
+    for item in tree:  # most are tensors, of which a call each would cost more than all else
+        found += (item,) if isinstance(item, Tensor) else leaves(item)
+    return found
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

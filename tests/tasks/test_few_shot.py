@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -324,6 +325,24 @@ def test_evaluations_before_the_last_may_take_fewer_tasks(monkeypatch):
     for _ in federation.run(2):
         setup.evaluate(federation.state, federation.ledger)
     assert taken == [3, 50, 20]
+
+
+def test_test_tasks_pass_the_backbone_in_parts_that_change_nothing(monkeypatch):
+    task = FewShotTask(backbone="conv4", channels="4", test_tasks=7, test_steps=5)
+    setup = task.build([1.0], 1, 0, "cpu")
+    state, seen = rabo.RABO().init(setup.clients[0].problem), []
+    trained = SimpleNamespace(ever_trained=lambda _, full: full, summary=lambda: {"x_trained": 1.0})
+    whole = setup.evaluate(state, trained)
+    features = Representation.__call__
+
+    def watch(self, x, data):
+        seen.append(len(data[0]))
+        return features(self, x, data)
+
+    monkeypatch.setattr(Representation, "__call__", watch)
+    monkeypatch.setattr(few_shot, "IMAGES", 3 * 100)  # of 5 supporting and 95 queries each
+    assert setup.evaluate(state, trained) == whole
+    assert seen == [3, 3, 3, 3, 1, 1]
 
 
 def test_a_submodel_without_features_has_finite_slopes():

@@ -24,7 +24,7 @@ from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
 from rabo.models.convolutional import Conv4, ResNet12, has_kernels, side_by_side
-from rabo.problem import Problem
+from rabo.problem import ClientProblem, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
@@ -33,6 +33,7 @@ from rabo.tasks.pictures import draw_tasks
 from rabo.tree import Params
 
 CHUNK = 50  # test tasks that are adapted at once
+IMAGES = 5000  # of test tasks that pass the backbone at once: what it holds of them is the most
 VALIDATION_ALPHABETS = 6  # of the training alphabets, held out for choosing settings
 
 
@@ -303,7 +304,7 @@ class _Judge:
             with torch.no_grad():
                 return self.predict(own, x, y, support, query).argmax(dim=2)
         with torch.no_grad():
-            z, queries = own.features_of(x, (support, query))
+            z, queries = _in_parts(own, x, support, query)
         heads = adapt_heads(own, z, y, support, self.task.test_steps)
         with torch.no_grad():
             return own.call(heads, queries).argmax(dim=2)
@@ -313,3 +314,11 @@ class _Judge:
         tasks = self._tasks(0, min(4, self.task.test_tasks))
         trained = {n: ledger.ever_trained(n, getattr(state, n)) for n in ("x", "y")}
         draw_tasks(tasks, self._guesses(**trained, tasks=tasks), out / "tasks.png")
+
+
+def _in_parts(problem: ClientProblem, x: Params, support: Any, query: Any) -> list[Tensor]:
+    """Return the features of both sets, of no more tasks at once than memory should hold."""
+    most = max(1, IMAGES // (support[0].shape[1] + query[0].shape[1]))
+    parts = zip(*(tensor.split(most) for tensor in (*support, *query)), strict=True)
+    found = [problem.features_of(x, ((a, b), (c, d))) for a, b, c, d in parts]
+    return [torch.cat(z) for z in zip(*found, strict=True)]

@@ -149,6 +149,8 @@ def test_of_several_experiments_those_without_data_are_left_out(jobs, tmp_path, 
     assert len(left_out) == 1
     assert "use --download" in left_out[0]
     assert "table-1: 1 runs, tables in" in "\n".join(said)  # what is there is collected
+    assert said[-1].endswith("their data are missing: 1")
+    assert not any("nothing was run" in text for text in said)  # of what is not asked for
     assert (tmp_path / NAME / "table.md").exists()
     with pytest.raises(FileNotFoundError, match="use --download"):
         replace(asked, name="table-1", only=wanted[1:]).perform(said.append)

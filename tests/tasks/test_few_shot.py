@@ -267,6 +267,8 @@ def test_it_learns_new_characters_from_one_drawing(tmp_path, heads):
         ({"channels": "8,8", "backbone": "resnet12"}, "must have four widths"),
         ({"ways": 700}, "lower ways"),
         ({"shots": 20}, "must be at most the 20 drawings"),
+        ({"test_tasks": 0}, "test_tasks must be at least 1, got 0"),
+        ({"interim_tasks": -1}, "interim_tasks must be at least 0, got -1"),
     ],
 )
 def test_impossible_tasks_say_what_must_hold(options, message):

@@ -60,7 +60,7 @@ def reproduce(
     Settings are read from, and by tuning written to, `tuned`; a tuning with other rounds or options
     is a trial and writes to `out`.
     """
-    begun, left = clock(), 0
+    begun, left, left_out = clock(), 0, set[str]()  # folders: experiments share runs
     given, tuned = tuned, tuned or experiments_folder() / TUNED
     grids = [load_grid(each, tuned) for each in expand(name)]
     if given and not given.exists() and not any("candidates" in g.content for g in grids):
@@ -68,6 +68,8 @@ def reproduce(
     if not any(grid.runs(changes) for grid in grids):
         some = grids[0].runs()[0].name
         raise ValueError(f"only must match some run, such as {some}, got {list(changes.only)}")
+    if len(grids) > 1 and changes.only:
+        grids = [grid for grid in grids if grid.runs(changes)]
     for grid in grids:
         check_options(grid.runs(changes))
     for grid in grids:
@@ -82,17 +84,19 @@ def reproduce(
             try:
                 left += do(runs, out, limit=remaining, say=say, clock=clock)
             except FileNotFoundError as error:
-                if len(grids) == 1:
+                if len(expand(name)) == 1:
                     raise
                 say(f"{grid.name}: left out: {error}")  # the others may have their data
-                left += len(missing_of(runs, out))
+                left_out |= {str(run.folder) for run in missing_of(runs, out)}
         if part[1] == 1:  # else others are still at it
             is_trial = changes.rounds is not None or bool(changes.task_options)
             for line in collect(grid, out, out / TUNED if is_trial else tuned, changes):
                 say(line)
+    if left_out:
+        say(f"runs that were left out, for their data are missing: {len(left_out)}")
     if left:
         say(f"{left} runs are left: give the same command again to go on")
-    return left
+    return left + len(left_out)
 
 
 __all__: Sequence[str] = ["Changes", "names", "reproduce"]

@@ -117,8 +117,8 @@ def check_same(run: Run, folder: Path) -> None:
     other = differences(run, json.loads((folder / "config.json").read_text()))
     if other:
         raise ValueError(
-            f"{folder} holds a run with another {', '.join(other)}; choose another --out, or give "
-            "the options that are there"
+            f"{folder} holds a run with another {', '.join(other)}; choose another --out, give the "
+            "options that are there, or remove that folder"
         )
 
 

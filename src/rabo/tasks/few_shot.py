@@ -68,6 +68,9 @@ class FewShotTask:
         _choose("heads", self.heads, ("per-task", "shared"))
         _choose("split", self.split, ("shards", "iid", "dirichlet"))
         _choose("held_out", self.held_out, ("test", "validation"))
+        for name, least in (("test_tasks", 1), ("interim_tasks", 0), ("test_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.ways < 2:
             raise ValueError(f"ways must be at least 2, got {self.ways}: one class is always right")
 

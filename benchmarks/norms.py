@@ -60,10 +60,7 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "rows": [measure(*size) for size in sizes],
     }
-    head = {k: v for k, v in found.items() if k != "rows"}
-    lines = ",\n".join(f"  {json.dumps(row)}" for row in found["rows"])
-    text = json.dumps(head, indent=1).removesuffix("\n}") + f',\n "rows": [\n{lines}\n ]\n}}\n'
-    Path(sys.argv[1]).write_text(text)
+    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

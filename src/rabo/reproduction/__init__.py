@@ -65,11 +65,10 @@ def reproduce(
     grids = [load_grid(each, tuned) for each in expand(name)]
     if given and not given.exists() and not any("candidates" in g.content for g in grids):
         raise ValueError(f"tuned must be a file of settings that tuning has written, got {given}")
-    if not any(grid.runs(changes) for grid in grids):
-        some = grids[0].runs()[0].name
+    some = grids[0].runs()[0].name
+    grids = [grid for grid in grids if grid.runs(changes)]
+    if not grids:
         raise ValueError(f"only must match some run, such as {some}, got {list(changes.only)}")
-    if len(grids) > 1 and changes.only:
-        grids = [grid for grid in grids if grid.runs(changes)]
     for grid in grids:
         check_options(grid.runs(changes))
     for grid in grids:

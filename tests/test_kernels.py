@@ -18,15 +18,16 @@ from itertools import product
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from rabo.models import kernels, narrow
+from rabo.models.adapted import convolution, normalisation
 
 FLOATS = ("slope", "eps")
 COUNTS = ("sets", "first", "pixels", "tasks", "channels", "size", "share", "shares", "height")
-COUNTS += ("width", "out", "of_in", "of_out")
+COUNTS += ("width", "out", "of_in", "of_out", "of_task")
 
 def check(module, name, images, floats, numbers={}, **fixed):
     kernel = getattr(module, name)
     fixed = {p: fixed.get(p, getattr(module, p, None)) for p in kernel.arg_names if p.isupper()}
-    for precision in ("*fp32", "*bf16"):
+    for precision in ("*fp32", "*bf16") if images else ("*fp32",):
         types = {p: precision if p in images else "*fp32" for p in kernel.arg_names}
         types |= {p: "fp32" for p in types if p in floats}
         types |= {p: "i32" for p in types if p in COUNTS and p not in images}
@@ -38,13 +39,20 @@ def check(module, name, images, floats, numbers={}, **fixed):
 IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
     for beside in (True, False) if "BESIDE" in getattr(kernels, name).arg_names else (True,):
-        check(kernels, name, IMAGES, FLOATS, BESIDE=beside)
+        for own in (True, False):
+            check(kernels, name, IMAGES, FLOATS, BESIDE=beside, OWN=own)
 # numbers that are one are known when a kernel is compiled
 for size, channels in product((1, 3), ({}, {"channels": 1})):
     given = narrow, ("images", "slope", "found"), (), channels
     check(given[0], "_weights", *given[1:], SIZE=size)
     for back in (True, False):
         check(given[0], "_windows", *given[1:], BACK=back, SIZE=size)
+    for even in (False,) if channels else (False, True):
+        check(convolution, "_slopes", ("images", "slope"), (), channels, SIZE=size, EVEN=even)
+        for back in (True, False):
+            check(convolution, "_products", (), (), channels, BACK=back, SIZE=size, EVEN=even)
+for name, beside in product(("_add_up_twice", "_apply_twice"), (True, False)):
+    check(normalisation, name, IMAGES, FLOATS, BESIDE=beside, PIXELS=kernels.PIXELS)
 """
 
 

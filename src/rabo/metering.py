@@ -51,7 +51,7 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
-        formula = flop_registry.get(packet) or _FORMULAS.get(packet)
+        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         for item in result if isinstance(result, (tuple, list)) else (result,):
@@ -83,8 +83,18 @@ class _Followed(weakref.ref):  # type: ignore[type-arg]
     size: int
 
 
-# torch counts matrix products and convolutions; problems made of matrices also need these two
+def _of_convolution(
+    slope: Tensor, input: Tensor, weight: Tensor, _bias: Any, _stride: Any, _padding: Any,
+    _dilation: Any, transposed: bool, _output_padding: Any, _groups: int, wanted: Any, **_: Any,
+) -> int:  # fmt: skip
+    """Count the slopes of a convolution; torch's formula takes one of g groups for g of them."""
+    each = (input if transposed else slope).numel() * weight[0].numel()
+    return 2 * each * (wanted[0] + wanted[1])
+
+
+# torch counts matrix products and convolutions; problems made of matrices also need these
 _FORMULAS = {
+    torch.ops.aten.convolution_backward: _of_convolution,
     torch.ops.aten.mv: lambda a, b, *_, **__: 2 * a.numel(),
     torch.ops.aten.dot: lambda a, b, *_, **__: 2 * a.numel(),
 }

@@ -7,10 +7,13 @@ import torch.nn.functional as F
 import rabo
 from problems import EPISODES, curved_problem, episodic_problem
 from rabo.algorithms import DistMAML, DistProtoNet
+from rabo.bilevel import Batch
 from rabo.experiment import Experiment
 from rabo.masks import Full
+from rabo.models import convolutional
 from rabo.runtimes import InProcess, Local
 from rabo.solve import make_algorithm
+from rabo.tasks.few_shot import FewShotTask
 
 TASKS, WAYS, SHOTS, QUERIES = EPISODES
 NAMES = ["dist-protonet", "dist-maml"]
@@ -88,6 +91,58 @@ def test_the_outer_gradient_of_maml_goes_through_all_steps(rate_x):
     scores = algorithm.predict(problem, x, y, *problem.data)
     for j in range(TASKS):
         torch.testing.assert_close(scores[j], unrolled(problem, x, y, j, *how)(queries[j]))
+
+
+def gradient_by_task(problem, algorithm, x, y, batch):
+    """The gradient of MAML's loss with plain autograd, one task after the other."""
+    losses = []
+    for j in range(len(batch.inner[0])):
+        support, query = (tuple(t[j : j + 1] for t in part) for part in batch)
+        w = [*x.values(), *y.values()]
+        for _ in range(algorithm.adapt_steps):
+            x_j = dict(zip(x, w, strict=False))
+            y_j = dict(zip(y, w[len(x) :], strict=True))
+            loss = problem.inner(problem.features(x_j, support), y_j, support)
+            slopes = torch.autograd.grad(loss, w, create_graph=True)
+            w = [v - algorithm.adapt_rate * s for v, s in zip(w, slopes, strict=True)]
+        x_j, y_j = dict(zip(x, w, strict=False)), dict(zip(y, w[len(x) :], strict=True))
+        losses.append(problem.outer(problem.features(x_j, query), y_j, query))
+    return torch.autograd.grad(torch.stack(losses).mean(), [*x.values(), *y.values()])
+
+
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_the_outer_gradient_of_maml_goes_through_norms_and_convolutions(
+    backbone, has_kernels, monkeypatch
+):
+    channels = "4" if backbone == "conv4" else "2,3,3,4"
+    task = FewShotTask(backbone=backbone, channels=channels, ways=2, shots=1, queries=1, tasks=2)
+    client = task.build([1.0], rounds=1, seed=0, device="cpu").clients[0]
+    algorithm = DistMAML(adapt_steps=1 if has_kernels else 2, adapt_rate=0.4)
+    problem = algorithm.seen(client.problem)
+    drawn = problem.batch(torch.Generator().manual_seed(0))
+
+    def parts(dtype):
+        start = [{k: v.to(dtype) for k, v in p.items()} for p in problem.start()]
+        for k, v in start[1].items():  # a head of zeros has no slopes of slopes in x
+            start[1][k] = torch.randn(v.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        each = [(images.to(dtype), labels) for images, labels in drawn]
+        return *({k: v.requires_grad_() for k, v in p.items()} for p in start), Batch(*each)
+
+    x, y, batch = parts(torch.float64)
+    truth = gradient_by_task(problem, algorithm, x, y, batch)
+    monkeypatch.setattr(convolutional, "adapts", lambda images: has_kernels)
+    if has_kernels:
+        pytest.importorskip("triton")
+        for name in ("adapted.convolution.PIXELS", "adapted.convolution.SUMMED", "kernels.PIXELS"):
+            monkeypatch.setattr(f"rabo.models.{name}", 2048)  # an interpreter wants few programs
+    x, y, batch = parts(torch.float32 if has_kernels else torch.float64)
+    loss = algorithm.loss(problem, {"x": x, "y": y}, batch, Local(0, problem))
+    found = torch.autograd.grad(loss, [*x.values(), *y.values()])
+    close = 1e-3 if has_kernels else 1e-9
+    whole = torch.cat([t.reshape(-1) for t in truth]).norm()
+    for slope, expected in zip(found, truth, strict=True):
+        assert (slope.double() - expected).norm() <= close * (expected.norm() + 0.01 * whole)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -72,6 +72,29 @@ def _is_transformed() -> bool:
     return transformed or forward_ad._current_level >= 0
 
 
+def adapts(images: Tensor) -> bool:
+    """Say whether layers of tasks with weights of their own have kernels: `rabo.models.adapted`.
+
+    That is under vmap, with derivatives backwards alone. They multiply float32 as TF32.
+    """
+    return (
+        images.is_cuda
+        and images.dtype == torch.float32
+        and torch.backends.cudnn.allow_tf32
+        and "vmap" in (transforms := _transforms())
+        and transforms <= {"vmap", "grad"}
+        and forward_ad._current_level < 0
+        and _kernels_run(images.device, _wanted_kernels())
+    )
+
+
+def _transforms() -> set[str]:
+    """Return which transforms of torch.func are under way: vmap, grad, jvp."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    levels = functorch.get_interpreter_stack() or ()
+    return {level.key().name.lower() for level in levels}
+
+
 def _is_traced() -> bool:
     """Say whether a graph is made of what is done, which should not depend on sizes."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
@@ -86,9 +109,10 @@ def _kernels_run(device: torch.device, wanted: str) -> bool:
     from rabo.models.narrow import convolve
 
     try:
-        images, ones = torch.rand(4, 2, 2, 2, device=device), torch.ones(2, device=device)
-        normalise(images, None, ones, ones, 2, 1.0, 1e-5)
-        convolve(images, torch.ones(2, 2, 1, 1, device=device))
+        with torch._C._DisableFuncTorch():
+            images, ones = torch.rand(4, 2, 2, 2, device=device), torch.ones(2, device=device)
+            normalise(images, None, ones, ones, 2, 1.0, 1e-5)
+            convolve(images, torch.ones(2, 2, 1, 1, device=device))
     except Exception as error:
         warnings.warn(
             f"kernels do not run here ({type(error).__name__}: {error}); the usual "
@@ -120,6 +144,10 @@ class TaskNorm(nn.BatchNorm2d):
         tasks, first = _layout.get()
         if self._keeps_statistics():
             return super().forward(input)
+        if tasks == 1 and adapts(input):
+            return self.activated(input, slope=1.0)
+        if tasks == 1 and "vmap" in _transforms():
+            return _in_primitives(input, self.weight, self.bias, self.eps)
         if first and not has_kernels(input):
             sets = input[: first * tasks], input[first * tasks :]
             with side_by_side(tasks):
@@ -142,17 +170,33 @@ class TaskNorm(nn.BatchNorm2d):
 
     def activated(self, input: Tensor, slope: float, beside: Tensor | None = None) -> Tensor:
         """Return leaky(norm(input) + beside)."""
+        tasks, first = _layout.get()
         if has_kernels(input) and not self._keeps_statistics():
             from rabo.models.kernels import normalise
 
-            tasks, first = _layout.get()
             return normalise(input, beside, self.weight, self.bias, tasks, slope, self.eps, first)
+        if tasks == 1 and adapts(input) and not self._keeps_statistics():
+            from rabo.models import adapted
+
+            return adapted.normalise(input, beside, self.weight, self.bias, slope, self.eps)
         out = self(input)
         return F.leaky_relu(out if beside is None else out + beside, slope)
 
     def _keeps_statistics(self) -> bool:
         """Say whether it has statistics of its own, as in an exported model."""
         return self.running_mean is not None
+
+
+def _in_primitives(input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Normalise by the definition: torch's own norm has wrong slopes of slopes under vmap.
+
+    They are right task by task; in vmap(grad(...)), differentiated once more, they lack a part.
+    """
+    over = [0, *range(2, input.dim())]
+    centred = input - input.mean(over, keepdim=True)
+    unit = centred * (centred.square().mean(over, keepdim=True) + eps).rsqrt()
+    each = (-1, *[1] * (input.dim() - 2))
+    return unit * weight.reshape(each) + bias.reshape(each)
 
 
 def norm(channels: int) -> TaskNorm:
@@ -193,6 +237,10 @@ class Convolution(nn.Conv2d):
 
                 return convolve(input, weight)
             weight = laid(weight, input.dtype)
+        elif adapts(input) and self.stride == (1, 1) and weight.shape[2] % 2 == 1:
+            from rabo.models import adapted
+
+            return adapted.convolve(input, weight, half=_wanted_kernels() != "float32")
         elif _lies_channels_last(input):
             weight = weight.contiguous(memory_format=torch.channels_last)
         return self._conv_forward(input, weight, None)
@@ -278,6 +326,15 @@ class _Block12(nn.Module):
         return self.pool(norms[2].activated(self.convs[2](out), 0.1, beside))
 
 
+class _Average(nn.AdaptiveAvgPool2d):
+    """The mean over space, also under vmap, for which torch's own has no rule channels-last."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if _is_transformed():
+            return input.mean(dim=(-2, -1), keepdim=True)
+        return super().forward(input)
+
+
 class ResNet12(_Features):
     """The few-shot backbone; features are averaged over space.
 
@@ -289,7 +346,7 @@ class ResNet12(_Features):
         for i, width in enumerate(widths):
             blocks.append(_Block12(in_channels, width, pool=i < len(widths) - 1))
             in_channels = width
-        super().__init__(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        super().__init__(*blocks, _Average(1), nn.Flatten())
 
 
 class _Block18(nn.Module):

@@ -150,6 +150,8 @@ def test_of_several_experiments_those_without_data_are_left_out(jobs, tmp_path, 
     assert "use --download" in left_out[0]
     assert "table-1: 1 runs, tables in" in "\n".join(said)  # what is there is collected
     assert said[-1].endswith("their data are missing: 1")
+    at_once = ", 1 at a time" if jobs > 1 else ""  # there is no more to do
+    assert said[0].endswith(f"1 of 2 runs to do{at_once}, in {tmp_path}")
     assert not any("nothing was run" in text for text in said)  # of what is not asked for
     assert (tmp_path / NAME / "table.md").exists()
     with pytest.raises(FileNotFoundError, match="use --download"):
@@ -168,6 +170,7 @@ def test_a_request_runs_collects_and_says_what_is_left(tmp_path):
         limit=0.0,
     )
     assert asked.perform(said.append) == 3
+    assert said[0] == f"{NAME}: 2 of 2 runs to do, in {tmp_path}"
     assert "2 runs are left" in said[-1]
     assert replace(asked, limit=None, part="1/2").perform(said.append) == 0
     assert not (tmp_path / NAME / "table.md").exists()  # the other part may be at it

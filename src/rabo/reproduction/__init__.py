@@ -80,6 +80,9 @@ def reproduce(
                 else partial(sweep, jobs=jobs)
             )
             runs = part_of(grid.runs(changes), part)
+            if missing := missing_of(runs, out):
+                at_once = f", {min(jobs, len(missing))} at a time" if jobs > 1 else ""
+                say(f"{grid.name}: {len(missing)} of {len(runs)} runs to do{at_once}, in {out}")
             try:
                 left += do(runs, out, limit=remaining, say=say, clock=clock)
             except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """Rounds of Dist-MAML on a GPU, their kernels, and convolutions of tasks with their own weights.
 
 Usage: python benchmarks/adaptation.py OUT.json (about three minutes on an H200)
-RABO_KERNELS=reference has the usual layers under vmap in place of `rabo.models.adapted`.
+RABO_KERNELS=reference has torch's layers in place of `rabo.models.adapted`.
 """
 
 import collections
@@ -28,7 +28,7 @@ LAYERS = [(1, 32, 28), (32, 32, 28), (32, 64, 14), (64, 64, 14)]
 LAYERS += [(64, 128, 7), (128, 128, 7), (128, 256, 3), (256, 256, 3)]
 TASKS = {"4 tasks of 100 images": (4, 100), "40 tasks of 5 images": (40, 5)}
 PLAIN = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)  # 3x3, as large as the images
-ROUNDS, CALLS, NAMED = 3, 20, 12
+ROUNDS, CALLS, NAMED = 3, 20, 14
 
 
 def rounds(ways: int, shots: int) -> dict[str, Any]:

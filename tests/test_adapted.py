@@ -5,13 +5,21 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.func import grad, vmap
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
 
 from rabo.metering import measure
+from rabo.models import convolutional
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = triton.language
 
 SHAPES = st.tuples(*[st.integers(1, 5)] * 6)
+
+
+@triton.jit
+def product(a, b, total):  # the interpreter multiplies the bits of bfloat16
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
 
 
 def usual_convolution(images, weight):
@@ -133,14 +141,89 @@ def test_the_same_multiply_adds_are_counted():
     assert usual.multiply_adds == 12 * 10_800
 
 
-def test_products_are_in_bfloat16_only_where_channels_fill_a_tile(generator):
-    from rabo.models.adapted import convolve
+def test_slopes_of_weights_are_of_products_in_bfloat16_where_channels_fill_a_tile(
+    monkeypatch, generator
+):
+    from rabo.models.adapted import convolution
 
-    images = torch.randn(2, 3, 5, 4, 4, generator=generator)
-    weight = torch.randn(2, 4, 5, 3, 3, generator=generator)
-    found = (
-        two_orders(lambda i, w, half=half: convolve(i, w, half), [images, weight], torch.float32)
-        for half in (False, True)
-    )
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+    monkeypatch.setattr(convolution, "_product", product)
+    for channels, is_half in ((5, False), (32, True), (64, True)):
+        images = torch.randn(2, 3, channels, 2, 2, generator=generator)
+        slope = torch.randn(2, 3, 4, 2, 2, generator=generator)
+        plain, half = (convolution._sums(slope, images, 3, half) for half in (False, True))
+        error = (half - plain).norm() / plain.norm()
+        assert 1e-3 < error < 1e-2 if is_half else error == 0
+        weight = torch.zeros(2, 4, channels, 3, 3, dtype=torch.float64, requires_grad=True)
+        out = vmap(usual_convolution)(images.double(), weight)
+        [true] = torch.autograd.grad(out, weight, slope.double())
+        assert_equal([plain], [true])
+
+
+def test_what_does_not_fit_is_refused():
+    from rabo.models.adapted import convolve, normalise
+
+    images, ones = torch.rand(2, 3, 4, 4), torch.ones(3)
+    for shape in ((4, 2, 3, 3), (4, 3, 2, 2), (4, 3, 3, 1)):
+        with pytest.raises(ValueError, match="3 input channels, as the images, and a square"):
+            convolve(images, torch.rand(shape))
+    with pytest.raises(ValueError, match=r"must be in float32, got torch\.float64"):
+        convolve(images.double(), torch.rand(4, 3, 3, 3))
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        normalise(images[:1, :, :1, :1], None, ones, ones, 0.1, 1e-5)
+    with pytest.raises(ValueError, match="beside must have the shape of the images"):
+        normalise(images, images[:, :, :1, :1], ones, ones, 0.1, 1e-5)
+
+
+def test_sums_of_several_tiles_and_shares(monkeypatch, generator):
+    from rabo.models import kernels
+    from rabo.models.adapted import normalise
+
+    for name, number in {"PIXELS": 4, "CHANNELS": 2, "SHARES": 4, "PROGRAMS": 16}.items():
+        monkeypatch.setattr(kernels, name, number)
+    monkeypatch.setattr("rabo.models.adapted.normalisation.CHANNELS", 2)
+    tensors = [torch.randn(2, 3, 3, 4, 4, generator=generator), *torch.rand(2, 2, 3)]
+    found = two_orders(lambda i, w, b: normalise(i, None, w, b, 0.1, 1e-5), tensors, torch.float32)
+    exact = lambda i, w, b: usual_norm(i, None, w, b, 0.1, 1e-5)  # noqa: E731
+    assert_equal(found, two_orders(exact, tensors, torch.float64))
+
+
+def used(transform, images):
+    """Whether layers have kernels of tasks while a transform is under way."""
+    seen = []
+
+    def look(t):
+        seen.append(convolutional.adapts(t))
+        return t.square().sum()
+
+    transform(look)(images)
+    return any(seen)
+
+
+def forwards(look):
+    def work(images):
+        with forward_ad.dual_level():
+            return vmap(look)(images)
+
+    return work
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.func, in itself
+def test_kernels_are_for_tasks_and_derivatives_backwards(monkeypatch):
+    images = torch.rand(2, 3, 1, 4, 4)
+    assert not used(vmap, images)  # not on a GPU
+    monkeypatch.setattr(convolutional, "_is_on_gpu", lambda images: True)
+    convolutional._kernels_run.cache_clear()
+    assert used(vmap, images)
+    assert used(lambda f: vmap(grad(f)), images)
+    assert used(lambda f: grad(lambda t: vmap(f)(t).sum()), images)
+    assert not used(lambda f: f, images)
+    assert not used(grad, images)
+    assert not used(lambda f: vmap(lambda t: jvp(f, (t,), (t,))[1]), images)
+    assert not used(forwards, images)
+    assert not used(vmap, images.double())
+    monkeypatch.setenv("RABO_KERNELS", "reference")
+    assert not used(vmap, images)
+    monkeypatch.delenv("RABO_KERNELS")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert not used(vmap, images)
+    convolutional._kernels_run.cache_clear()

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import vmap
 
 from rabo.models import convolutional
 from rabo.models.convolutional import Conv4, ResNet12, side_by_side
@@ -24,7 +25,7 @@ FLOATS = ("slope", "eps")
 COUNTS = ("sets", "first", "pixels", "tasks", "channels", "size", "share", "shares", "height")
 COUNTS += ("width", "out", "of_in", "of_out", "of_task")
 
-def check(module, name, images, floats, numbers={}, **fixed):
+def check(module, name, images, floats, numbers={}, capability=90, **fixed):
     kernel = getattr(module, name)
     fixed = {p: fixed.get(p, getattr(module, p, None)) for p in kernel.arg_names if p.isupper()}
     for precision in ("*fp32", "*bf16") if images else ("*fp32",):
@@ -34,7 +35,10 @@ def check(module, name, images, floats, numbers={}, **fixed):
         known = {p: v for p, v in {**fixed, **numbers}.items() if p in types}
         types |= dict.fromkeys(known, "constexpr")
         source = ASTSource(kernel, types, {(list(types).index(p),): v for p, v in known.items()})
-        assert compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"], name
+        options = {"num_warps": module.WARPS, "num_stages": fixed.get("STAGES", 1)}
+        made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        assert made.asm["cubin"], name
+        assert made.metadata.shared <= (99 if capability == 86 else 227) * 1024, (name, fixed)
 
 IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
@@ -48,11 +52,23 @@ for size, channels in product((1, 3), ({}, {"channels": 1})):
     for back in (True, False):
         check(given[0], "_windows", *given[1:], BACK=back, SIZE=size)
     for even in (False,) if channels else (False, True):
-        check(convolution, "_slopes", ("images", "slope"), (), channels, SIZE=size, EVEN=even)
+        how = {"SIZE": size, "EVEN": even, "PIXELS": convolution.SUMMED}
+        for depth in (1, 2) if even else (1,):  # tiles
+            how |= {"DEPTH": depth * convolution.DEPTH, "STAGES": convolution.STAGES}
+            halves = ("images", "slope") if even else ()
+            check(convolution, "_slopes", halves, (), channels, **how)
+        how = {"SIZE": size, "EVEN": even, "STAGES": convolution.STAGES if even else 1}
         for back in (True, False):
-            check(convolution, "_products", (), (), channels, BACK=back, SIZE=size, EVEN=even)
+            check(convolution, "_products", (), (), channels, BACK=back, **how)
+# cards with less memory for a program
+STAGES = convolution.STAGES
+check(convolution, "_products", (), (), BACK=False, SIZE=3, EVEN=True, STAGES=STAGES, capability=86)
+check(convolution, "_products", (), (), BACK=True, SIZE=5, EVEN=False, STAGES=1, capability=86)
+how = {"PIXELS": convolution.SUMMED, "EVEN": True, "SIZE": 3, "STAGES": STAGES, "capability": 86}
+check(convolution, "_slopes", ("images", "slope"), (), DEPTH=2 * convolution.DEPTH, **how)
 for name, beside in product(("_add_up_twice", "_apply_twice"), (True, False)):
-    check(normalisation, name, IMAGES, FLOATS, BESIDE=beside, PIXELS=kernels.PIXELS)
+    tiles = {"PIXELS": kernels.PIXELS, "SHARES": kernels.SHARES}
+    check(normalisation, name, IMAGES, FLOATS, BESIDE=beside, **tiles)
 """
 
 
@@ -194,17 +210,23 @@ def test_what_is_beside_must_have_the_shape_of_the_images():
 
 def test_where_kernels_do_not_run_the_usual_layers_are_used_and_it_is_said(monkeypatch):
     from rabo.models import kernels
+    from rabo.models.adapted import trial
 
     def fail(*_):
         raise RuntimeError("no compiler")
 
-    convolutional._kernels_run.cache_clear()
-    assert convolutional._kernels_run(torch.device("cpu"), "")
-    convolutional._kernels_run.cache_clear()
+    run, here = convolutional._kernels_run, torch.device("cpu")
+    attempts = (convolutional._try_usual, convolutional._try_adapted)
+    run.cache_clear()
+    assert all(run(here, "", attempt) for attempt in attempts)
+    assert vmap(lambda t: t * run(here, "float32", attempts[1]))(torch.ones(2)).all()
+    run.cache_clear()
     monkeypatch.setattr(kernels, "normalise", fail)
-    with pytest.warns(UserWarning, match=r"do not run here \(RuntimeError: no compiler\)"):
-        assert not convolutional._kernels_run(torch.device("cpu"), "")
-    convolutional._kernels_run.cache_clear()
+    monkeypatch.setattr(trial, "_sums", fail)
+    for attempt in attempts:
+        with pytest.warns(UserWarning, match=r"do not run here \(RuntimeError: no compiler\)"):
+            assert not run(here, "", attempt)
+    run.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.func, in itself

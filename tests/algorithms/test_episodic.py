@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import rabo
 from problems import EPISODES, curved_problem, episodic_problem
@@ -108,6 +109,45 @@ def gradient_by_task(problem, algorithm, x, y, batch):
         x_j, y_j = dict(zip(x, w, strict=False)), dict(zip(y, w[len(x) :], strict=True))
         losses.append(problem.outer(problem.features(x_j, query), y_j, query))
     return torch.autograd.grad(torch.stack(losses).mean(), [*x.values(), *y.values()])
+
+
+NORMS = {
+    "batch": nn.BatchNorm2d(3, track_running_stats=False),
+    "instance": nn.InstanceNorm2d(3, affine=True),
+    "layer": nn.LayerNorm([3, 4, 4]),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_outer_gradient_of_maml_goes_through_norms_of_ones_own(norm):
+    layers = nn.Conv2d(1, 3, 3), NORMS[norm], nn.Tanh(), nn.Flatten(), nn.Linear(48, 5)
+    draw = torch.Generator().manual_seed(0)
+    parts = [
+        (torch.randn(2, 4, 1, 6, 6, generator=draw).double(), torch.tensor([[0, 1, 0, 1]] * 2))
+        for _ in range(2)
+    ]
+
+    def loss(z, y, data):
+        return F.cross_entropy(y(z).flatten(0, 1), data[1].flatten())
+
+    problem = rabo.Problem(
+        inner=loss,
+        outer=loss,
+        features=lambda x, data: torch.stack([x(images) for images in data[0]]),
+        x=nn.Sequential(*layers).double(),
+        y=nn.Linear(5, 2).double(),
+        prune="none",
+        copies=2,
+        ways=2,
+    ).on(inner=parts[0], outer=parts[1])
+    algorithm = DistMAML(adapt_steps=2, adapt_rate=0.4)
+    seen = algorithm.seen(problem)
+    x, y = leaves_of(problem)
+    truth = gradient_by_task(seen, algorithm, x, y, problem.data)
+    found = algorithm.loss(seen, {"x": x, "y": y}, problem.data, Local(0, problem))
+    slopes = torch.autograd.grad(found, [*x.values(), *y.values()])
+    for slope, expected in zip(slopes, truth, strict=True):
+        torch.testing.assert_close(slope, expected)
 
 
 @pytest.mark.parametrize("backbone", ["conv4", "resnet12"])

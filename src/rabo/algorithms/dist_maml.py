@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -63,41 +64,65 @@ class DistMAML(Episodic):
         copies, num_tasks = problem.copies, len(leaves(batch.inner)[0])
         alone = problem.with_copies(1)
 
-        def of_task(y: Params, support: Any, query: Any) -> Tensor:
-            w, part = self._adapted(alone, {"x": at["x"], "y": y}, support), _alone(query)
+        def outer(w: Any, query: Any) -> Tensor:
+            part = _alone(query)
             return alone.outer(alone.features(w["x"], part), w["y"], part)
 
-        start = at["y"] if copies > 1 else {k: v.unsqueeze(0) for k, v in at["y"].items()}
-        start = {k: v.repeat_interleave(num_tasks // copies, dim=0) for k, v in start.items()}
-        return copies * vmap(of_task)(start, batch.inner, batch.outer).mean()
+        y = at["y"] if copies > 1 else {k: v.unsqueeze(0) for k, v in at["y"].items()}
+        y = {k: v.repeat_interleave(num_tasks // copies, dim=0) for k, v in y.items()}
+        w = self._adapted(alone, {"x": _for_each(num_tasks, at["x"]), "y": y}, batch.inner)
+        return copies * vmap(outer)(w, batch.outer).mean()
 
     def predict(
         self, problem: ClientProblem, x: Params, y: Params, support: Any, query: Any
     ) -> Tensor:
-        own = self.seen(problem)
+        own, number = self.seen(problem), len(leaves(support)[0])
 
-        def of_task(support: Any, query: Any) -> Tensor:
-            w = self._adapted(own, {"x": x, "y": y}, support)
+        def scores(w: Any, query: Any) -> Tensor:
             return own.call(w["y"], own.features(w["x"], _alone(query))).squeeze(0)
 
-        return vmap(of_task, chunk_size=CHUNK)(support, query)
+        def of_some(support: Any, query: Any) -> Tensor:
+            number = len(leaves(support)[0])
+            at: Weights = {"x": _for_each(number, x), "y": _for_each(number, y)}
+            return vmap(scores)(self._adapted(own, at, support), query)
+
+        parts = [slice(start, start + CHUNK) for start in range(0, number, CHUNK)]
+        return torch.cat([of_some(_some(support, p), _some(query, p)) for p in parts])
 
     def _adapted(self, problem: ClientProblem, at: Weights, support: Any) -> Any:
-        part = _alone(support)
+        """Take the steps of all tasks, each from its own weights, which lead over tasks.
 
-        def inner(w: Any) -> Tensor:
+        Slopes are those of the sum over tasks: in grad(vmap(...)), torch's norms have right slopes
+        of slopes, in vmap(grad(...)) not.
+        """
+
+        def inner(w: Any, support: Any) -> Tensor:
+            part = _alone(support)
             return problem.inner(problem.features(w["x"], part), w["y"], part)
+
+        def total(w: Any) -> Tensor:
+            return vmap(inner)(w, support).sum()
 
         here: Any = {level: dict(params) for level, params in at.items()}
         of_x = self.adapt_rate if self.adapt_rate_x is None else self.adapt_rate_x
         rates = {"x": of_x, "y": self.adapt_rate}
         for _ in range(self.adapt_steps):
-            slopes = grad(inner)(here)
+            slopes = grad(total)(here)
             here = {
                 level: {k: v - rates[level] * slopes[level][k] for k, v in params.items()}
                 for level, params in here.items()
             }
         return here
+
+
+def _for_each(number: int, params: Params) -> Params:
+    """Return parameters with a leading dimension over tasks, which all have the same."""
+    return {k: v.expand(number, *v.shape) for k, v in params.items()}
+
+
+def _some(part: Any, which: slice) -> Any:
+    """Return some tasks of a batch."""
+    return map_leaves(lambda t: t[which], part)
 
 
 def _alone(part: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -55,7 +55,7 @@ def has_kernels(images: Tensor) -> bool:
         on_gpu
         and _layout.get().tasks > 1
         and not _is_transformed()
-        and _kernels_run(images.device, _wanted_kernels())
+        and _kernels_run(images.device, _wanted_kernels(), _try_usual)
     )
 
 
@@ -78,14 +78,20 @@ def adapts(images: Tensor) -> bool:
     That is under vmap, with derivatives backwards alone. They multiply float32 as TF32.
     """
     return (
-        images.is_cuda
+        _is_on_gpu(images)
         and images.dtype == torch.float32
-        and torch.backends.cudnn.allow_tf32
         and "vmap" in (transforms := _transforms())
         and transforms <= {"vmap", "grad"}
         and forward_ad._current_level < 0
-        and _kernels_run(images.device, _wanted_kernels())
+        and _has_tf32()
+        and _kernels_run(images.device, _wanted_kernels(), _try_adapted)
     )
+
+
+def _has_tf32() -> bool:
+    """Say whether convolutions may multiply float32 as TF32."""
+    convolutions: Any = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    return convolutions.fp32_precision == "tf32"
 
 
 def _transforms() -> set[str]:
@@ -101,18 +107,15 @@ def _is_traced() -> bool:
 
 
 @cache
-def _kernels_run(device: torch.device, wanted: str) -> bool:
+def _kernels_run(
+    device: torch.device, wanted: str, attempt: Callable[[torch.device], None]
+) -> bool:
     """Try kernels: Triton compiles them when they are first used, and needs a C compiler."""
     if wanted == "reference" or find_spec("triton") is None:
         return False
-    from rabo.models.kernels import normalise
-    from rabo.models.narrow import convolve
-
     try:
         with torch._C._DisableFuncTorch():
-            images, ones = torch.rand(4, 2, 2, 2, device=device), torch.ones(2, device=device)
-            normalise(images, None, ones, ones, 2, 1.0, 1e-5)
-            convolve(images, torch.ones(2, 2, 1, 1, device=device))
+            attempt(device)
     except Exception as error:
         warnings.warn(
             f"kernels do not run here ({type(error).__name__}: {error}); the usual "
@@ -122,6 +125,21 @@ def _kernels_run(device: torch.device, wanted: str) -> bool:
         )
         return False
     return True
+
+
+def _try_usual(device: torch.device) -> None:
+    from rabo.models.kernels import normalise
+    from rabo.models.narrow import convolve
+
+    images, ones = torch.rand(4, 2, 2, 2, device=device), torch.ones(2, device=device)
+    normalise(images, None, ones, ones, 2, 1.0, 1e-5)
+    convolve(images, torch.ones(2, 2, 1, 1, device=device))
+
+
+def _try_adapted(device: torch.device) -> None:
+    from rabo.models.adapted.trial import run_all
+
+    run_all(device, half=_has_bfloat16(device))
 
 
 @cache
@@ -144,10 +162,8 @@ class TaskNorm(nn.BatchNorm2d):
         tasks, first = _layout.get()
         if self._keeps_statistics():
             return super().forward(input)
-        if tasks == 1 and adapts(input):
+        if tasks == 1 and not first and adapts(input):
             return self.activated(input, slope=1.0)
-        if tasks == 1 and "vmap" in _transforms():
-            return _in_primitives(input, self.weight, self.bias, self.eps)
         if first and not has_kernels(input):
             sets = input[: first * tasks], input[first * tasks :]
             with side_by_side(tasks):
@@ -175,7 +191,7 @@ class TaskNorm(nn.BatchNorm2d):
             from rabo.models.kernels import normalise
 
             return normalise(input, beside, self.weight, self.bias, tasks, slope, self.eps, first)
-        if tasks == 1 and adapts(input) and not self._keeps_statistics():
+        if tasks == 1 and not first and adapts(input) and not self._keeps_statistics():
             from rabo.models import adapted
 
             return adapted.normalise(input, beside, self.weight, self.bias, slope, self.eps)
@@ -185,18 +201,6 @@ class TaskNorm(nn.BatchNorm2d):
     def _keeps_statistics(self) -> bool:
         """Say whether it has statistics of its own, as in an exported model."""
         return self.running_mean is not None
-
-
-def _in_primitives(input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Normalise by the definition: torch's own norm has wrong slopes of slopes under vmap.
-
-    They are right task by task; in vmap(grad(...)), differentiated once more, they lack a part.
-    """
-    over = [0, *range(2, input.dim())]
-    centred = input - input.mean(over, keepdim=True)
-    unit = centred * (centred.square().mean(over, keepdim=True) + eps).rsqrt()
-    each = (-1, *[1] * (input.dim() - 2))
-    return unit * weight.reshape(each) + bias.reshape(each)
 
 
 def norm(channels: int) -> TaskNorm:
@@ -240,7 +244,8 @@ class Convolution(nn.Conv2d):
         elif adapts(input) and self.stride == (1, 1) and weight.shape[2] % 2 == 1:
             from rabo.models import adapted
 
-            return adapted.convolve(input, weight, half=_wanted_kernels() != "float32")
+            half = _wanted_kernels() != "float32" and _has_bfloat16(input.device)
+            return adapted.convolve(input, weight, half)
         elif _lies_channels_last(input):
             weight = weight.contiguous(memory_format=torch.channels_last)
         return self._conv_forward(input, weight, None)
@@ -252,7 +257,7 @@ class Convolution(nn.Conv2d):
         """
         out, channels, size = self.weight.shape[:3]  # those of a submodel
         if input.dtype == torch.float32:
-            few = channels * out <= NARROW and torch.backends.cudnn.allow_tf32
+            few = channels * out <= NARROW and _has_tf32()
         else:
             few = channels == 1
         return few and self.stride == (1, 1) and size % 2 == 1
@@ -327,12 +332,17 @@ class _Block12(nn.Module):
 
 
 class _Average(nn.AdaptiveAvgPool2d):
-    """The mean over space, also under vmap, for which torch's own has no rule channels-last."""
+    """The mean over space."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if _is_transformed():
-            return input.mean(dim=(-2, -1), keepdim=True)
-        return super().forward(input)
+        return _average(input)
+
+
+def _average(input: Tensor) -> Tensor:
+    """Take the mean over space; under vmap torch's own has no rule for channels-last."""
+    if _is_transformed():
+        return input.mean(dim=(-2, -1), keepdim=True)
+    return F.adaptive_avg_pool2d(input, 1)
 
 
 class ResNet12(_Features):
@@ -388,4 +398,4 @@ class ResNet18(nn.Module):
         if not _is_transformed():
             images = _channels_last(images)
         out = self.stages(F.relu(self.stem_norm(self.stem(images))))
-        return self.classifier(torch.flatten(F.adaptive_avg_pool2d(out, 1), 1))
+        return self.classifier(torch.flatten(_average(out), 1))

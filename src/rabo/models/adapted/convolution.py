@@ -35,8 +35,18 @@ def convolve(images: Tensor, weight: Tensor, half: bool = False) -> Tensor:
     """Return the convolution of one task with a square window of odd size; see `torch.vmap`.
 
     Products are of float32 (TF32 on a GPU), or for slopes of weights of bfloat16 (`half`), where
-    channels fill a tile.
+    input channels are a multiple of 32.
     """
+    channels, size = weight.shape[1], weight.shape[2]
+    if images.dtype != torch.float32 or weight.dtype != torch.float32:
+        raise ValueError(
+            f"images and weights must be in float32, got {images.dtype} and {weight.dtype}"
+        )
+    if images.shape[1] != channels or weight.shape[2:] != (size, size) or size % 2 == 0:
+        raise ValueError(
+            f"weights must have {images.shape[1]} input channels, as the images, and a square "
+            f"window of odd size, got shape {tuple(weight.shape)}"
+        )
     return _Window.apply(images.unsqueeze(0), weight.unsqueeze(0), half).squeeze(0)
 
 
@@ -128,7 +138,7 @@ def _window(images: Tensor, weight: Tensor, back: bool) -> Tensor:
     _products[grid](
         images, laid, found, of_task, pixels, height, width, channels, out,
         back, size, channels % DEPTH == 0, DEPTH, across, tile,
-        num_warps=WARPS, num_stages=STAGES,
+        num_warps=WARPS, num_stages=STAGES if channels % DEPTH == 0 else 1,
     )  # fmt: skip
     return found.permute(0, 1, 4, 2, 3)
 
@@ -148,7 +158,7 @@ def _sums(slope: Tensor, images: Tensor, size: int, half: bool) -> Tensor:
     _, across = _tiles(pixels, out)
     wide = triton.cdiv(out, across)
     share = triton.cdiv(pixels, max(1, PROGRAMS // (deep * wide * tasks)))
-    share = triton.cdiv(share, SUMMED) * SUMMED
+    share = max(1, triton.cdiv(share, SUMMED)) * SUMMED
     shares = triton.cdiv(pixels, share)
     sums = images.new_empty(shares, tasks, size, size, channels, out)
     if half and is_even:
@@ -199,7 +209,7 @@ def _shifted(images, p, line, column, tap, c, height, width, channels, SIZE: tl.
     """Return what some pixels see at one place of the window, in some channels that are there."""
     dr, dc = tap // SIZE - SIZE // 2, tap % SIZE - SIZE // 2
     inside = (line + dr >= 0) & (line + dr < height) & (column + dc >= 0) & (column + dc < width)
-    at = (p + dr * width + dc) * channels
+    at = (p + dr * width + dc).to(tl.int64) * channels
     return tl.load(images + at[:, None] + c[None, :], mask=inside[:, None], other=0.0)
 
 
@@ -240,8 +250,13 @@ def _products(
                 at = (tap[:, None] * out + n[None, :]) * channels + c[:, None]
                 w = tl.load(weight + at, mask=known, other=0.0)
                 total = tl.dot(seen, w, total)
-    into = found + task * pixels * out + p[:, None] * out + n[None, :]
+    into = found + (task * pixels + p)[:, None] * out + n[None, :]
     tl.store(into, total, mask=(p < pixels)[:, None] & (n < out)[None, :])
+
+
+@triton.jit
+def _product(a, b, total):
+    return tl.dot(a, b, total)
 
 
 @triton.jit(do_not_specialize=_PLAIN)
@@ -274,8 +289,9 @@ def _slopes(
             dr = row - SIZE // 2
             seen = _seen(images, p, line, column, k, dc, dr, height, width, channels, SIZE)
         known = (p < pixels)[:, None] & (n < out)[None, :]
-        arriving = tl.load(slope + p[:, None] * out + n[None, :], mask=known, other=0.0)
-        total = tl.dot(tl.trans(seen), arriving, total)
+        at = p.to(tl.int64)[:, None] * out + n[None, :]
+        arriving = tl.load(slope + at, mask=known, other=0.0)
+        total = _product(tl.trans(seen), arriving, total)
     into = sums + (tl.program_id(0) * tasks + task).to(tl.int64) * SIZE * SIZE * channels * out
     at = ((row * SIZE + place) * channels + c)[:, None] * out + n[None, :]
     tl.store(into + at, total, mask=(place < SIZE)[:, None] & (n < out)[None, :])

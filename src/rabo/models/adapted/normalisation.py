@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rabo.models import kernels
 from rabo.models.adapted.by_task import ByTask
-from rabo.models.kernels import CHANNELS, SHARES, WARPS, _affine, _arriving, _load, _row, _tile
+from rabo.models.kernels import CHANNELS, WARPS, _affine, _arriving, _load, _row, _tile
 
 
 def normalise(
@@ -23,6 +23,11 @@ def normalise(
     if images.shape[0] * images.shape[2:].numel() <= 1:
         raise ValueError(
             f"images must have more than one value per channel, got shape {tuple(images.shape)}"
+        )
+    if beside is not None and beside.shape != images.shape:
+        raise ValueError(
+            f"beside must have the shape of the images, {tuple(images.shape)}, got "
+            f"{tuple(beside.shape)}"
         )
     given = [None if t is None else t.unsqueeze(0) for t in (images, beside, weight, bias)]
     return _Norm.apply(*given, slope, eps)[0].squeeze(0)
@@ -147,7 +152,7 @@ def _normalise_twice(
     )  # fmt: skip
     _apply_twice[grid](
         *large, *small, sums, by_slope, by_images, by_weight, slope, *plain,
-        out is not None, CHANNELS, kernels.PIXELS, SHARES, num_warps=WARPS,
+        out is not None, CHANNELS, kernels.PIXELS, kernels.SHARES, num_warps=WARPS,
     )  # fmt: skip
     return by_slope, by_images, by_weight
 
@@ -174,28 +179,28 @@ def _add_up_twice(
     own = task * channels
     centre, inverse = _row(mean, own, c, channels), _row(scale, own, c, channels)
     w, b = _affine(weight, bias, task, c, channels, True)
-    one = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    two = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    three = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    four = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    five = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    sum_s = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    sum_t = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    along_s = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    along_t = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    both = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for start in range(begin, end, PIXELS):
         inside, at, unit, s = _at(
             out, slope_out, images, start, end, task, c, w, b, centre, inverse, pixels, channels,
             slope, BESIDE, PIXELS,
         )  # fmt: skip
         t = _load(of_images, at, inside)
-        one += s
-        two += t
-        three += s * unit
-        four += t * unit
-        five += s * t
+        sum_s += s
+        sum_t += t
+        along_s += s * unit
+        along_t += t * unit
+        both += s * t
     into = sums + (tl.program_id(2) * tl.num_programs(0) + task) * 5 * channels + c
-    tl.store(into, tl.sum(one, 0), mask=c < channels)
-    tl.store(into + channels, tl.sum(two, 0), mask=c < channels)
-    tl.store(into + 2 * channels, tl.sum(three, 0), mask=c < channels)
-    tl.store(into + 3 * channels, tl.sum(four, 0), mask=c < channels)
-    tl.store(into + 4 * channels, tl.sum(five, 0), mask=c < channels)
+    tl.store(into, tl.sum(sum_s, 0), mask=c < channels)
+    tl.store(into + channels, tl.sum(sum_t, 0), mask=c < channels)
+    tl.store(into + 2 * channels, tl.sum(along_s, 0), mask=c < channels)
+    tl.store(into + 3 * channels, tl.sum(along_t, 0), mask=c < channels)
+    tl.store(into + 4 * channels, tl.sum(both, 0), mask=c < channels)
 
 
 @triton.jit

@@ -77,6 +77,7 @@ def test_statistics_have_the_type_of_the_weights_and_are_loaded_so(dtype, tmp_pa
 @pytest.mark.parametrize("algorithm", ["dist-maml", "rabo"])
 def test_transforms_do_not_ask_for_layouts(algorithm, monkeypatch):
     monkeypatch.setattr(convolutional, "_is_on_gpu", lambda images: True)
+    monkeypatch.setenv("RABO_KERNELS", "reference")  # as on a GPU without Triton
     options = {"backbone": "conv4", "channels": "4", "queries": 2, "tasks": 2, "test_tasks": 2}
     experiment = Experiment(
         task="few-shot",

@@ -174,6 +174,17 @@ def test_what_does_not_fit_is_refused():
         normalise(images, images[:, :, :1, :1], ones, ones, 0.1, 1e-5)
 
 
+def test_a_third_derivative_is_refused(generator):
+    from rabo.models.adapted import normalise
+
+    images = torch.randn(2, 3, 2, 2, generator=generator).requires_grad_()
+    slope = normalise(images, None, torch.ones(3), torch.zeros(3), 0.1, 1e-5).square().sum()
+    for _ in range(2):
+        [slope] = torch.autograd.grad(slope.sum(), images, create_graph=True)
+    with pytest.raises(NotImplementedError, match="RABO_KERNELS=reference"):
+        torch.autograd.grad(slope.sum(), images)
+
+
 def test_sums_of_several_tiles_and_shares(monkeypatch, generator):
     from rabo.models import kernels
     from rabo.models.adapted import normalise

@@ -47,51 +47,32 @@ def convolve(images: Tensor, weight: Tensor, half: bool = False) -> Tensor:
             f"weights must have {images.shape[1]} input channels, as the images, and a square "
             f"window of odd size, got shape {tuple(weight.shape)}"
         )
-    return _Window.apply(images.unsqueeze(0), weight.unsqueeze(0), half).squeeze(0)
+    return _Window.apply(images.unsqueeze(0), weight.unsqueeze(0), False, half).squeeze(0)
 
 
 class _Window(ByTask):
-    """The convolution."""
+    """The convolution, or back: the slopes of its images, with the window turned around."""
 
     @staticmethod
-    def forward(images: Tensor, weight: Tensor, half: bool) -> Tensor:  # type: ignore[override]
-        return _window(images, weight, False)
+    def forward(  # type: ignore[override]
+        images: Tensor, weight: Tensor, back: bool, half: bool
+    ) -> Tensor:
+        return _window(images, weight, back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *kept, ctx.half = inputs
+        *kept, ctx.back, ctx.half = inputs
         ctx.save_for_backward(*kept)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:  # type: ignore[override]
-        (images, weight), half = ctx.saved_tensors, ctx.half
-        of_images, of_weight, _ = ctx.needs_input_grad
+        (images, weight), back, half = ctx.saved_tensors, ctx.back, ctx.half
+        of_images, of_weight, *_ = ctx.needs_input_grad
+        ends = (images, slope) if back else (slope, images)  # at outputs, and at inputs
         return (
-            _Back.apply(slope, weight, half) if of_images else None,
-            _Sums.apply(slope, images, weight.shape[-1], half) if of_weight else None,
+            _Window.apply(slope, weight, not back, half) if of_images else None,
+            _Sums.apply(*ends, weight.shape[-1], half) if of_weight else None,
             None,
-        )
-
-
-class _Back(ByTask):
-    """The slopes of its images: a convolution with the window turned around."""
-
-    @staticmethod
-    def forward(slope: Tensor, weight: Tensor, half: bool) -> Tensor:  # type: ignore[override]
-        return _window(slope, weight, True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *kept, ctx.half = inputs
-        ctx.save_for_backward(*kept)
-
-    @staticmethod
-    def backward(ctx: Any, towards: Tensor) -> Any:  # type: ignore[override]
-        (slope, weight), half = ctx.saved_tensors, ctx.half
-        of_slope, of_weight, _ = ctx.needs_input_grad
-        return (
-            _Window.apply(towards, weight, half) if of_slope else None,
-            _Sums.apply(slope, towards, weight.shape[-1], half) if of_weight else None,
             None,
         )
 
@@ -115,8 +96,8 @@ class _Sums(ByTask):
         (slope, images), half = ctx.saved_tensors, ctx.half
         of_slope, of_images, *_ = ctx.needs_input_grad
         return (
-            _Window.apply(images, towards, half) if of_slope else None,
-            _Back.apply(slope, towards, half) if of_images else None,
+            _Window.apply(images, towards, False, half) if of_slope else None,
+            _Window.apply(slope, towards, True, half) if of_images else None,
             None,
             None,
         )
@@ -130,7 +111,7 @@ def _window(images: Tensor, weight: Tensor, back: bool) -> Tensor:
     size, channels, out = weight.shape[-1], *weight.shape[2:0:-1]
     if back:
         channels, out = out, channels
-    tasks, number, height, width = (*images.shape[:2], *images.shape[2:4])
+    tasks, number, height, width = images.shape[:4]
     found = images.new_empty(tasks, number, height, width, out)
     pixels = number * height * width
     tile, across = _tiles(pixels, out)
@@ -256,6 +237,7 @@ def _products(
 
 @triton.jit
 def _product(a, b, total):
+    """Multiply tiles of any precision; a name by which tests give an interpreter another."""
     return tl.dot(a, b, total)
 
 

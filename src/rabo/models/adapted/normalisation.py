@@ -1,7 +1,6 @@
 """Norms of tasks that have weights of their own; first and second slopes in closed form."""
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false
-# pyright: reportPossiblyUnboundVariable=false
 # (a kernel gets its grid in brackets, and what is fixed for it as plain numbers)
 
 from typing import Any, cast

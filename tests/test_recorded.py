@@ -1,5 +1,7 @@
 """Recorded work gives what plain work gives, bit for bit on a CPU."""
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ from rabo.errors import ClientError
 from rabo.experiment import Experiment
 from rabo.federation import Federation
 from rabo.hypergradients import ConjugateGradient, CoordinateDifference, Neumann
-from rabo.runtimes import Grouped, InProcess, Recorded, room
+from rabo.runtimes import Grouped, InProcess, Recorded, players, room
 from rabo.runtimes.base import Reply
 from rabo.runtimes.players import as_block, copy_tree, outside
 from rabo.tasks import TASKS
@@ -380,3 +382,17 @@ def test_clients_are_not_one_for_estimators_that_measure_over_all_copies(hypergr
     plain, _, _ = run(InProcess, few_shot(), algorithm)
     fast, _, _ = run(Grouped, few_shot(), algorithm)
     assert all(torch.equal(v, fast.state.x[k]) for k, v in plain.state.x.items())
+
+
+def test_reads_are_refused_without_a_warning_of_torch(monkeypatch):
+    modes = []
+
+    def set_mode(mode):
+        warnings.warn("Synchronization debug mode is a prototype feature and ...", stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        players._refuse_reads()
+    assert modes == ["error"]

@@ -8,10 +8,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from rabo.errors import ClientError
 from rabo.reproduction import lanes
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.lanes import side_by_side
@@ -33,6 +36,13 @@ def answer(item, tell):
         tell("half of it is done")
     if item.name == "wrong":
         raise RuntimeError("out of memory")
+    if item.name.startswith("large"):
+        _, times, cause, tried = item.name.split()
+        with Path(tried).open("a") as file:
+            file.write("x")
+        if len(Path(tried).read_text()) <= int(times):
+            error = torch.OutOfMemoryError("CUDA out of memory")
+            raise ClientError(0, 3, "descend", error) if cause == "client" else error
     if item.name == "mistaken":
         raise ValueError("beta must be positive")
     if item.name == "unreadable":
@@ -126,6 +136,27 @@ def test_where_one_fails_others_go_on():
     assert "in answer" in found["wrong"].traceback
     assert "lock" in found["unreadable"].why
     assert "its process ended" in found["dies"].why
+
+
+@pytest.mark.parametrize("cause", ["device", "client"])
+def test_what_lacks_memory_is_done_once_more_with_fewer_beside_it(cause, tmp_path):
+    items = [Item(f"large 1 {cause} {tmp_path / 'tried'}"), *map(Item, "abc")]
+    found = [(item.name, said) for item, said in side_by_side(answer, items, 2, always)]
+    later = lanes.Note(f"{lanes.LATER}, from now on 1 at a time")
+    assert (items[0].name, later) in found
+    assert found[-1] == (items[0].name, f"{items[0].name} done")
+    assert {(name, f"{name} done") for name in "abc"} < set(found)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(("number", "times"), [(1, 1), (2, 2), (3, 2)])
+def test_what_lacks_memory_alone_or_twice_has_failed(number, times, tmp_path):
+    items = [Item(f"large 9 device {tmp_path / 'tried'}"), *map(Item, "abc")]
+    found = list(side_by_side(answer, items, number, always))
+    [(item, failure)] = [each for each in found if isinstance(each[1], lanes.Failure)]
+    assert item == items[0]
+    assert failure.why == "CUDA out of memory"
+    assert (tmp_path / "tried").read_text() == "x" * times
 
 
 def test_a_process_that_has_failed_makes_way_for_another():

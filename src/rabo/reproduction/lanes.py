@@ -16,15 +16,20 @@ import torch
 from rabo.runtimes.room import share_device
 
 MISTAKES = (ValueError, ImportError, FileNotFoundError)  # of which another run has no better chance
+LATER = "it may have run out of memory: it is done once more after the others"
 PATIENCE = 60  # seconds that runs which are stopped have to write what they have reached
 
 
 class Failure(NamedTuple):
-    """Why a run failed, where, and by which mistake, if what was asked for is to blame."""
+    """Why a run failed, where, and by which mistake, if what was asked for is to blame.
+
+    One that may have lacked memory has a better chance with fewer others beside it.
+    """
 
     why: str
     traceback: str = ""
     mistake: type[Exception] | None = None
+    may_lack_memory: bool = False
 
 
 class Note(NamedTuple):
@@ -49,11 +54,12 @@ def side_by_side(
     Before that it comes with every note that its work has told.
 
     A process that is done begins the next item as long as `may_begin` says so; one whose item
-    failed makes way for a new one. After a mistake of the user's, or as many failures in a row as
-    there are processes, none begins. Ctrl-C, or the end of this process, stops all; what they have
-    reached is kept.
+    failed makes way for a new one. An item that lacked memory is done once more after all others,
+    and from then on one fewer is under way at a time. After a mistake of the user's, or as many
+    failures in a row as there are processes, none begins. Ctrl-C, or the end of this process, stops
+    all; what they have reached is kept.
     """
-    waiting, failures, is_over = list(items), 0, False
+    waiting, put_off, failures, is_over = list(items), list[Any](), 0, False
     free: list[_Lane] = []
     busy: dict[Any, tuple[_Lane, Any]] = {}
     try:
@@ -71,13 +77,20 @@ def side_by_side(
                     yield item, answer
                     continue
                 del busy[end]
-                if isinstance(answer, Failure):
-                    failures += 1
-                    is_over = is_over or answer.mistake is not None or failures == number
-                    _close([lane])
-                else:
+                if not isinstance(answer, Failure):
                     failures = 0
                     free.append(lane)
+                    yield item, answer
+                    continue
+                _close([lane])
+                if answer.may_lack_memory and number > 1 and item not in put_off:
+                    number -= 1
+                    put_off.append(item)
+                    waiting.append(item)
+                    yield item, Note(f"{LATER}, from now on {number} at a time")
+                    continue
+                failures += 1
+                is_over = is_over or answer.mistake is not None or failures == number
                 yield item, answer
     finally:
         working = [lane for lane, _ in busy.values()]
@@ -120,7 +133,8 @@ def _answer(lane: _Lane) -> str | Note | Failure:
     try:
         return lane.end.recv()
     except (EOFError, OSError):
-        return Failure("its process ended; it may have run out of memory: try fewer --jobs")
+        why = "its process ended; it may have run out of memory: try fewer --jobs"
+        return Failure(why, may_lack_memory=True)
 
 
 def _close(lanes: Iterable[_Lane]) -> None:
@@ -169,7 +183,9 @@ def _outcome(do: Callable[[Any, Tell], str], item: Any, tell: Tell) -> str | Fai
         return do(item, tell)
     except Exception as error:
         mistake = next((kind for kind in MISTAKES if isinstance(error, kind)), None)
-        return Failure(str(error) or type(error).__name__, traceback.format_exc(), mistake)
+        why = str(error) or type(error).__name__
+        is_memory = isinstance(getattr(error, "cause", error), torch.OutOfMemoryError)
+        return Failure(why, traceback.format_exc(), mistake, is_memory)
 
 
 _stopping = threading.Event()

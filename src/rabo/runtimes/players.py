@@ -1,6 +1,7 @@
 """Work on tensors that stay in place, played again: as a CUDA graph, or on a CPU by running it."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -40,7 +41,7 @@ class GraphPlayer:
 
     def record(self, run: Callable[[], Any]) -> Any | None:
         self._stream.wait_stream(torch.cuda.current_stream())
-        torch.cuda.set_sync_debug_mode("error")
+        _refuse_reads()
         try:
             with torch.cuda.stream(self._stream):
                 run()  # warm up, and see whether it reads the device
@@ -75,6 +76,13 @@ class GraphPlayer:
     def seconds(self) -> float:
         """Return what the last replay took; call it when the device has been read."""
         return self._ends[0].elapsed_time(self._ends[1]) / 1000
+
+
+def _refuse_reads() -> None:
+    """Let every read of the device raise; torch warns that not all may, which is well known."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
 
 
 class Rerun:

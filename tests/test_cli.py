@@ -3,11 +3,13 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from rabo import cli
+from rabo.algorithms import ALGORITHMS
 from rabo.cli import app
 from watchers import OnRound
 
@@ -155,12 +157,35 @@ def test_a_folder_without_a_run_cannot_be_resumed_and_says_which_can(tmp_path):
         ("rabo run digits --alg", "--algorithm"),
         ("rabo run digits --algorithm fedm", "fedmbo"),
         ("rabo run digits --policy ro", "rolling"),
+        ("rabo algorithms dist-m", "dist-maml"),
     ],
 )
 def test_the_tab_key_completes_commands_options_and_names(words, completed):
     asked = {"_RABO_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words}
     done = runner.invoke(app, [], env=asked, prog_name="rabo")
     assert f'"{completed}"' in done.output
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_option_of_an_algorithm_is_listed_with_its_default(name):
+    done = call("algorithms", name)
+    assert done.exit_code == 0
+    first = {line.split()[0]: line.split()[1:] for line in done.output.splitlines() if line.split()}
+    plain = ALGORITHMS[name]()
+    for option in fields(plain):
+        default = getattr(plain, option.name)
+        shown = first[option.name][0]
+        if isinstance(default, (int, float, str)):
+            assert shown == str(default)
+        else:
+            assert str(default).startswith(shown.rstrip("…"))
+    assert "rolling" in done.output
+
+
+def test_an_unknown_algorithm_has_no_options_and_says_which_may_be_meant():
+    done = call("algorithms", "fedmob")
+    assert done.exit_code == 2
+    assert "Did you mean 'fedmbo'" in " ".join(done.output.split())
 
 
 def test_a_beta_that_is_no_number_is_refused(tmp_path):

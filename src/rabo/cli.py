@@ -56,7 +56,7 @@ compare_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(compare_app, name="compare")
-app.command("algorithms", epilog="Example: rabo algorithms")(list_algorithms)
+app.command("algorithms", epilog="Example: rabo algorithms rabo")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 app.command(epilog="Example: rabo report runs/first")(report)
 app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)

@@ -1,6 +1,8 @@
 """`rabo compare` and `rabo algorithms`: what is shown of them."""
 
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,9 +15,11 @@ from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS
 from rabo.comparison import Comparison, Outcome, Price, compare, split_entries
+from rabo.errors import lookup
 from rabo.experiment import Experiment
 from rabo.metering import Cost
 from rabo.rounds import Round
+from rabo.solve import NAMED, make_algorithm
 from rabo.terminal import Quiet, ToMLflow, ToTensorBoard, console, guarded, short, writers_of
 from rabo.writers import Start
 
@@ -25,6 +29,11 @@ Exchanges: T inner steps, N terms of a series, N' of them at random, K products.
 Vectors: q mean slope in y, p and v solutions of the linear system, x_h mean slope in x.
 Few-shot: whether one y for all tasks is needed (--heads shared), or the algorithm is for few-shot
 only."""
+
+OPTIONS = """\
+Give them by flags of `rabo run` and `rabo compare`, or as --option NAME=VALUE; what is
+named and has options of its own as JSON ('{"name": "neumann", "num_terms": 5}').
+A task may suggest other values; config.json of a run has those that it took."""
 
 
 def compare_task(
@@ -203,12 +212,47 @@ def papers_of_algorithms() -> list[dict[str, str]]:
     ]
 
 
-def list_algorithms() -> None:
-    """List all algorithms: what a round exchanges, and where they come from."""
-    for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
-        table = Table(*rows[0], box=SIMPLE_HEAD)
-        table.columns[0].no_wrap = True
-        for row in rows:
-            table.add_row(*row.values())
-        console.print(table)
-    console.print(NOTES, highlight=False)
+def options_of_algorithm(name: str) -> list[dict[str, str]]:
+    """Return the options of an algorithm, with their defaults and what they may name."""
+    plain = make_algorithm(name)
+    return [
+        {
+            "option": each.name,
+            "default": str(getattr(plain, each.name)),
+            "or one of": ", ".join(NAMED.get(each.name, ())),
+        }
+        for each in fields(lookup("algorithm", name, ALGORITHMS))
+    ]
+
+
+def list_algorithms(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="one of them: show its options",
+            autocompletion=lambda incomplete: [n for n in ALGORITHMS if n.startswith(incomplete)],
+        ),
+    ] = None,
+) -> None:
+    """List all algorithms: what a round exchanges, and where they come from; or one's options."""
+    if name is None:
+        for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
+            _print_rows(rows)
+        console.print(NOTES, highlight=False)
+        return
+    try:
+        rows = options_of_algorithm(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    kind = ALGORITHMS[name]
+    console.print(f"{name}: {inspect.getdoc(kind)}\n\n{kind.paper}", highlight=False)
+    _print_rows(rows)
+    console.print(OPTIONS, highlight=False)
+
+
+def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    table = Table(*rows[0], box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)

@@ -11,7 +11,6 @@ import typer
 from rabo.flower import launch
 from rabo.flower.credentials import has_certificates, make_certificates, make_keys
 from rabo.flower.launch import Children
-from rabo.flower.membership import register
 
 app = typer.Typer(
     help="Run a federation on real machines, with Flower.",
@@ -189,6 +188,8 @@ def _make_missing(folder: Path, clients: int) -> list[Path]:
 
 
 def _serve(children: Children, folder: Path, host: str, port: int, plain: bool) -> None:
+    from rabo.flower.membership import register  # Flower takes a second, which others need not wait
+
     if not plain:
         launch.check_server(folder, host)
     here = "127.0.0.1" if host in ("0.0.0.0", "::") else host

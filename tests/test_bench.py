@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rabo.bench import BENCHMARKS, peers
+from rabo.bench import BENCHMARKS, peers, rounds
 from rabo.bench.clients import peak_bytes
 from rabo.bench.hypergradients import contestants, dense, flat, plain
 from rabo.bench.machine import Machine, Traffic
@@ -51,6 +51,19 @@ def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path):
         "memory": rafbo_holds_less,
     }
     check.get(name, lambda rows: None)(content["rows"])
+
+
+def test_rounds_have_limits_in_milliseconds_where_these_were_set():
+    setting = Setting(quick=True, repeats=1, backbone="resnet12")
+    here = Machine({"device": "NVIDIA H200"}, 1e12, 1e9)
+    _, *limits = rounds.measure(setting, here).targets
+    assert [(t.what, t.limit) for t in limits] == [
+        ("rabo at 1,1/2,1/4,1/8,1/16, ms", 60.0),
+        ("fedmbo at 1, ms", 160.0),
+    ]
+    elsewhere = here._replace(facts={"device": "another"})
+    assert len(rounds.measure(setting._replace(backbone="conv4"), here).targets) == 1
+    assert len(rounds.measure(setting, elsewhere).targets) == 1
 
 
 def same_answers(rows):

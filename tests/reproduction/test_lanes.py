@@ -20,10 +20,18 @@ from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.lanes import side_by_side
 from rabo.reproduction.notes import Notes
 from rabo.reproduction.sweep import dearest_first, sweep
+from rabo.runtimes import room
 
 NAME = "study-errata"
 ONLY = "erratum-6/*"
 poisoned = []  # in a process of its own
+LACK = torch.OutOfMemoryError("CUDA out of memory")
+MEMORY = {
+    "device": LACK,
+    "client": ClientError(0, 3, "descend", LACK),
+    "library": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    "machine": MemoryError(),
+}
 
 
 @dataclass(frozen=True)
@@ -35,14 +43,15 @@ def answer(item, tell):
     if item.name == "talks":
         tell("half of it is done")
     if item.name == "wrong":
-        raise RuntimeError("out of memory")
+        raise RuntimeError("the disk is full")
     if item.name.startswith("large"):
-        _, times, cause, tried = item.name.split()
-        with Path(tried).open("a") as file:
-            file.write("x")
-        if len(Path(tried).read_text()) <= int(times):
-            error = torch.OutOfMemoryError("CUDA out of memory")
-            raise ClientError(0, 3, "descend", error) if cause == "client" else error
+        _, times, cause, record = item.name.split()
+        with Path(record).open("a") as file:
+            print("begins", item.name, room._parts, file=file, flush=True)
+            time.sleep(0.2)
+            print("ends", item.name, file=file, flush=True)
+        if Path(record).read_text().count(f"begins {item.name}") <= int(times):
+            raise MEMORY[cause]
     if item.name == "mistaken":
         raise ValueError("beta must be positive")
     if item.name == "unreadable":
@@ -132,31 +141,80 @@ def test_where_one_fails_others_go_on():
     found = {item.name: answer for item, answer in side_by_side(answer, items, 4, always)}
     assert found["a"] == "a done"
     assert found["b"] == "b done"
-    assert found["wrong"].why == "out of memory"
+    assert found["wrong"].why == "the disk is full"
     assert "in answer" in found["wrong"].traceback
     assert "lock" in found["unreadable"].why
     assert "its process ended" in found["dies"].why
 
 
-@pytest.mark.parametrize("cause", ["device", "client"])
-def test_what_lacks_memory_is_done_once_more_with_fewer_beside_it(cause, tmp_path):
-    items = [Item(f"large 1 {cause} {tmp_path / 'tried'}"), *map(Item, "abc")]
+def large(folder, letter, times, cause="device"):
+    return Item(f"large {times} {cause} {folder / letter}")
+
+
+@pytest.mark.parametrize("cause", MEMORY)
+def test_an_error_of_memory_is_known_wherever_it_comes_from(cause):
+    later = RuntimeError("capture has failed")
+    later.__context__ = MEMORY[cause]
+    assert lanes._may_lack_memory(MEMORY[cause])
+    assert lanes._may_lack_memory(later)
+    assert not lanes._may_lack_memory(RuntimeError("the disk is full"))
+    assert not lanes._may_lack_memory(ValueError("memory must be above 0"))
+
+
+def test_what_lacks_memory_is_done_again_when_all_others_have_ended(tmp_path):
+    items = [large(tmp_path, "record", 1), *map(Item, "abc")]
     found = [(item.name, said) for item, said in side_by_side(answer, items, 2, always)]
-    later = lanes.Note(f"{lanes.LATER}, from now on 1 at a time")
-    assert (items[0].name, later) in found
+    assert (items[0].name, lanes.Note(lanes.LATER)) in found
     assert found[-1] == (items[0].name, f"{items[0].name} done")
     assert {(name, f"{name} done") for name in "abc"} < set(found)
     assert len(found) == 5
 
 
-@pytest.mark.parametrize(("number", "times"), [(1, 1), (2, 2), (3, 2)])
-def test_what_lacks_memory_alone_or_twice_has_failed(number, times, tmp_path):
-    items = [Item(f"large 9 device {tmp_path / 'tried'}"), *map(Item, "abc")]
+def test_all_that_lack_memory_at_once_are_done_one_by_one(tmp_path):
+    """With the share of the device that they had: what a run does must not depend on others."""
+    items = [large(tmp_path, "record", 1, cause) for cause in ("device", "client")]
+    items += [*map(Item, "ab"), large(tmp_path, "record", 1, "library")]
+    found = list(side_by_side(answer, items, 3, always))
+    done = [said for _, said in found if not isinstance(said, lanes.Note)]
+    assert sorted(done) == sorted(f"{item.name} done" for item in items)
+    lines = (tmp_path / "record").read_text().splitlines()
+    last = [line.split()[0] for line in lines[-6:]]
+    assert last == ["begins", "ends"] * 3  # each alone
+    assert {line.split()[-1] for line in lines if "begins" in line} == {"8"}  # of room.PARTS
+
+
+@pytest.mark.parametrize(("number", "times"), [(1, 1), (4, 3)])
+def test_what_lacks_memory_alone_has_failed(number, times, tmp_path):
+    items = [*map(Item, "abc"), large(tmp_path, "record", 9)]
     found = list(side_by_side(answer, items, number, always))
     [(item, failure)] = [each for each in found if isinstance(each[1], lanes.Failure)]
-    assert item == items[0]
+    assert item == items[-1]
     assert failure.why == "CUDA out of memory"
-    assert (tmp_path / "tried").read_text() == "x" * times
+    assert (tmp_path / "record").read_text().count("begins") == times
+    assert {f"{name} done" for name in "abc"} <= {said for _, said in found[:-1]}
+
+
+def test_a_process_that_has_ended_is_tried_again_with_fewer_beside_it():
+    found = [said for item, said in side_by_side(answer, [Item("dies"), Item("a")], 2, always)]
+    assert lanes.Note(lanes.LATER) in found
+    assert "its process ended" in found[-1].why
+
+
+def test_want_of_memory_between_failures_does_not_hide_how_many_there_are(tmp_path):
+    items = [Item("wrong"), large(tmp_path, "record", 1), *[Item("wrong")] * 8]
+    found = [said for _, said in side_by_side(answer, items, 2, always)]
+    failures = [said for said in found if isinstance(said, lanes.Failure)]
+    assert 2 <= len(failures) <= 3  # one had begun when the second failed
+    assert not isinstance(found[-1], str)  # none is done again then
+
+
+def test_after_the_time_none_is_done_again(tmp_path):
+    begun = iter([True, True])
+    items = [large(tmp_path, "record", 1), Item("a")]
+    found = list(side_by_side(answer, items, 2, lambda: next(begun, False)))
+    assert sorted(str(said) for _, said in found) == sorted(
+        [str(lanes.Note(lanes.LATER)), "a done"]
+    )
 
 
 def test_a_process_that_has_failed_makes_way_for_another():
@@ -204,7 +262,7 @@ def test_after_a_mistake_none_begins():
 
 def fake_do(each, tell, out, every, clock):
     if each.experiment.seed == 0 and each.method == "literal" and not (out / "mended").exists():
-        raise RuntimeError("out of memory")
+        raise RuntimeError("the disk is full")
     return "done"
 
 
@@ -213,7 +271,7 @@ def test_a_reproduction_of_which_runs_fail_says_which_and_goes_on(tmp_path, monk
     runs = load_grid(NAME).runs(Changes(rounds=2, seeds=2, device="cpu", only=[ONLY]))
     wrong = next(r for r in runs if r.method == "literal" and r.experiment.seed == 0)
     said = []
-    with pytest.raises(ValueError, match=r"of 4 runs 3 are there and 1 failed, .*out of memory"):
+    with pytest.raises(ValueError, match=r"of 4 runs 3 are there and 1 failed, .*the disk is full"):
         sweep(runs, tmp_path, jobs=2, say=said.append)
     assert sorted(text.split()[0] for text in said) == ["[1/4]", "[2/4]", "[3/4]", wrong.name]
     kept = tmp_path / f"{wrong.folder}.error.txt"

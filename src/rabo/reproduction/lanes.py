@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ import torch
 from rabo.runtimes.room import share_device
 
 MISTAKES = (ValueError, ImportError, FileNotFoundError)  # of which another run has no better chance
-LATER = "it may have run out of memory: it is done once more after the others"
+LATER = "it may have run out of memory: it is done again after all others, with fewer beside it"
+FULL = ("out of memory", "can't allocate memory", "alloc_failed")  # of errors without a type
 PATIENCE = 60  # seconds that runs which are stopped have to write what they have reached
 
 
@@ -46,30 +48,44 @@ class _Lane(NamedTuple):
     end: Any
 
 
+Outcomes = Generator[tuple[Any, str | Note | Failure], None, Any]
+
+
 def side_by_side(
     do: Callable[[Any, Tell], str], items: Sequence[Any], number: int, may_begin: Callable[[], bool]
-) -> Generator[tuple[Any, str | Note | Failure], None, None]:
+) -> Outcomes:
     """Do items in some processes; give each with what its work returned, or why not, as it ends.
 
     Before that it comes with every note that its work has told.
 
     A process that is done begins the next item as long as `may_begin` says so; one whose item
-    failed makes way for a new one. An item that lacked memory is done once more after all others,
-    and from then on one fewer is under way at a time. After a mistake of the user's, or as many
+    failed makes way for a new one. Items that may have lacked memory are done again when all others
+    have ended, half as many at a time, down to one. After a mistake of the user's, or as many other
     failures in a row as there are processes, none begins. Ctrl-C, or the end of this process, stops
     all; what they have reached is kept.
     """
-    waiting, put_off, failures, is_over = list(items), list[Any](), 0, False
+    start = partial(_open, do, min(number, len(items)))  # its share of the device never changes
+    while items:
+        items = yield from _at_a_time(number, items, start, may_begin)
+        number //= 2
+
+
+def _at_a_time(
+    number: int, items: Sequence[Any], start: Callable[[], _Lane], may_begin: Callable[[], bool]
+) -> Outcomes:
+    """Do items in so many processes at a time; return those to be done again in fewer."""
+    waiting, failures, is_over = list(items), 0, False
+    again: list[Any] = []
     free: list[_Lane] = []
     busy: dict[Any, tuple[_Lane, Any]] = {}
     try:
         while True:
             while waiting and len(busy) < number and not is_over and may_begin():
-                lane = free.pop() if free else _open(do, min(number, len(items)))
+                lane = free.pop() if free else start()
                 busy[lane.end] = lane, waiting.pop(0)
                 _send(lane, busy[lane.end][1])
             if not busy:
-                return
+                return [] if is_over else again
             for end in wait(list(busy)):
                 lane, item = busy[end]
                 answer = _answer(lane)
@@ -80,17 +96,14 @@ def side_by_side(
                 if not isinstance(answer, Failure):
                     failures = 0
                     free.append(lane)
-                    yield item, answer
-                    continue
-                _close([lane])
-                if answer.may_lack_memory and number > 1 and item not in put_off:
-                    number -= 1
-                    put_off.append(item)
-                    waiting.append(item)
-                    yield item, Note(f"{LATER}, from now on {number} at a time")
-                    continue
-                failures += 1
-                is_over = is_over or answer.mistake is not None or failures == number
+                elif answer.may_lack_memory and number > 1:
+                    again.append(item)
+                    answer = Note(LATER)
+                    _close([lane])
+                else:
+                    failures += 1
+                    is_over = is_over or answer.mistake is not None or failures == number
+                    _close([lane])
                 yield item, answer
     finally:
         working = [lane for lane, _ in busy.values()]
@@ -184,8 +197,18 @@ def _outcome(do: Callable[[Any, Tell], str], item: Any, tell: Tell) -> str | Fai
     except Exception as error:
         mistake = next((kind for kind in MISTAKES if isinstance(error, kind)), None)
         why = str(error) or type(error).__name__
-        is_memory = isinstance(getattr(error, "cause", error), torch.OutOfMemoryError)
-        return Failure(why, traceback.format_exc(), mistake, is_memory)
+        return Failure(why, traceback.format_exc(), mistake, _may_lack_memory(error))
+
+
+def _may_lack_memory(error: BaseException | None) -> bool:
+    """Say whether an error, or one that it came from, is about memory, of the device or here."""
+    if error is None:
+        return False
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    if isinstance(error, RuntimeError) and any(each in str(error).lower() for each in FULL):
+        return True
+    return _may_lack_memory(error.__cause__ or error.__context__)
 
 
 _stopping = threading.Event()

@@ -180,7 +180,7 @@ def test_all_that_lack_memory_at_once_are_done_one_by_one(tmp_path):
     lines = (tmp_path / "record").read_text().splitlines()
     last = [line.split()[0] for line in lines[-6:]]
     assert last == ["begins", "ends"] * 3  # each alone
-    assert {line.split()[-1] for line in lines if "begins" in line} == {"8"}  # of room.PARTS
+    assert {line.split()[-1] for line in lines if "begins" in line} == {"9"}  # of three
 
 
 @pytest.mark.parametrize(("number", "times"), [(1, 1), (4, 3)])

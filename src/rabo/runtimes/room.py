@@ -35,9 +35,12 @@ def limit(device: torch.device) -> float:
 
 
 def share_device(processes: int) -> None:
-    """Leave room for other processes that use the same device."""
+    """Leave room for other processes that use the same device.
+
+    Groups and pools of all of them fill two thirds of it; libraries and evaluations need the rest.
+    """
     global _parts
-    _parts = max(PARTS, 2 * processes)
+    _parts = max(PARTS, 3 * processes)
 
 
 def most_together(device: torch.device, num_bytes: int) -> int:

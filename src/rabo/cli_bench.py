@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 import typer
 
-from rabo.bench import BENCHMARKS, Setting
+from rabo.bench import BENCHMARKS, MINUTES, Setting
 from rabo.bench.machine import measure_machine
 from rabo.bench.report import Finding
 from rabo.errors import lookup
@@ -28,6 +28,9 @@ def bench(
     policy: Annotated[
         str, typer.Option(help="importance (cuts are shared) or random (clients)")
     ] = "importance",
+    clients: Annotated[
+        int, typer.Option(min=10, help="most clients (clients: 10, 100, 1000, 10000)")
+    ] = 10_000,
     quick: Annotated[bool, typer.Option("--quick", help="tiny problems: see that it runs")] = False,
     out: Annotated[Path, typer.Option(help="folder of the JSON files")] = Path("runs/bench"),
 ) -> None:
@@ -38,7 +41,7 @@ def bench(
         for name in chosen:
             lookup("benchmark", name, {**BENCHMARKS, ALL: None})
         setting = Setting(
-            choose_device(device), repeats, threads, quick, backbone, channels, policy
+            choose_device(device), repeats, threads, quick, backbone, channels, policy, clients
         )
         torch.set_num_threads(threads)
         machine = measure_machine(setting)
@@ -48,8 +51,11 @@ def bench(
         _say(", ".join(facts))
         for name in BENCHMARKS:
             if name in chosen or ALL in chosen:
-                _say(f"\n{name}\n")
+                length = "" if quick else f" (about {MINUTES[name]} min of one core)"
+                _say(f"\n{name}{length}\n")
                 finding: Finding = BENCHMARKS[name](setting, machine)
+                if quick:  # its limits are for what it measures else
+                    finding = finding._replace(targets=())
                 _say(finding.text())
                 about = {"benchmark": name, "machine": machine.facts, "setting": setting._asdict()}
                 finding.write(out / f"{name}.json", about)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rabo.algorithms import ALGORITHMS
 from rabo.options import parse_capacities
+from rabo.reproduction import grid as grids
 from rabo.reproduction.grid import (
     TUNED,
     Changes,
@@ -216,3 +217,17 @@ def test_parts_share_all_runs_and_none_twice(count):
     runs = load_grid("study-errata").runs()
     parts = [part_of(runs, (k, count)) for k in range(1, count + 1)]
     assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
+
+
+M = ("rabo", "rabo-shared")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number"),
+    [("5-way-1-shot", 2), ("5-way-1-shot/rabo", 1), ("*/rabo", 4), ("5-way", 0), ("*", 8)],
+)
+def test_the_beginning_of_a_name_up_to_a_slash_chooses_all_below_it(pattern, number):
+    names = [
+        f"{ways}-way-{shots}-shot/{m}/seed-0" for ways in (5, 20) for shots in (1, 5) for m in M
+    ]
+    assert sum(grids._is_chosen(name, [pattern]) for name in names) == number

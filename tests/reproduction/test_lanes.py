@@ -342,7 +342,7 @@ def test_ctrl_c_keeps_what_all_have_reached_and_the_same_command_goes_on(tmp_pat
         summary = json.loads((path.parent / "summary.json").read_text())
         assert summary["status"] == "interrupted"
         assert 0 < summary["rounds"] < rounds
-    asked = [*command(tmp_path, rounds), "--limit", "-1"]
+    asked = [*command(tmp_path, rounds), "--limit", "0"]
     again = subprocess.run(asked, capture_output=True, text=True, timeout=60)
     assert again.returncode == 3
     assert "2 runs are left" in again.stdout

@@ -54,6 +54,7 @@ def test_one_seed_has_the_interval_over_test_tasks(tmp_path):
     collect(grid, tmp_path, tmp_path / "tuned.json")
     text = (tmp_path / "table-1/table.md").read_text()
     assert "| RABO | 76.05 / **80.00** ± 1.00* (70.00) |" in text
+    assert "Per cent: the paper's number / ours with its 95 % interval" in text
     assert "\n\nNot run yet: Dist-ProtoNet (full); Dist-MAML (full); " in text
     assert "| Static" not in text
 

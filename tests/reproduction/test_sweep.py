@@ -64,6 +64,7 @@ def test_a_cut_reproduction_goes_on_and_ends_with_the_table_of_its_summaries(tmp
         assert cell["interval_over"] == "seeds"
     assert len(cells) == 2
     text = (tmp_path / NAME / "table.md").read_text()
+    assert "Per cent where it is an accuracy: the mean with its 95 % interval" in text
     assert all(f"**{cell['value']:.2e}** ± {cell['interval']:.2e}" in text for cell in cells)
 
 
@@ -156,6 +157,11 @@ def test_of_several_experiments_those_without_data_are_left_out(jobs, tmp_path, 
     assert (tmp_path / NAME / "table.md").exists()
     with pytest.raises(FileNotFoundError, match="use --download"):
         replace(asked, name="table-1", only=wanted[1:]).perform(said.append)
+
+
+def test_a_limit_below_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="limit must be at least 0, got -1"):
+        Request(name=NAME, out=tmp_path, limit=-1.0).perform(pytest.fail)
 
 
 def test_a_request_runs_collects_and_says_what_is_left(tmp_path):

@@ -15,5 +15,13 @@ BENCHMARKS: dict[str, Callable[[Setting, Machine], Finding]] = {
     "clients": clients.measure,
     "memory": memory.measure,
 }
+MINUTES = {  # of one core, about
+    "hypergradients": 2,
+    "estimators": 4,
+    "rounds": 2,
+    "runtimes": 2,
+    "clients": 6,
+    "memory": 2,
+}
 
-__all__ = ["BENCHMARKS", "Finding", "Machine", "Setting"]
+__all__ = ["BENCHMARKS", "MINUTES", "Finding", "Machine", "Setting"]

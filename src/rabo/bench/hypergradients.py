@@ -27,6 +27,7 @@ from rabo.hypergradients import (
     Unrolled,
 )
 
+INSTALL = "pip install --no-deps torchopt optree graphviz betty-ml higher boat-torch"
 BAR, OURS = "plain autograd", "rabo ConjugateGradient"
 SAME_ERROR = 1.1  # times ours
 
@@ -37,6 +38,7 @@ def measure(setting: Setting, machine: Machine) -> Finding:
     if not setting.quick:
         make_a, make_b = partial(logistic), partial(few_shot)
     rows, targets = [], []
+    missing = [(name, peer) for name, peer in PEERS.items() if not peer.version]
     for make in (make_a, make_b):
         case = make(device=setting.device)
         work = contestants(case) | {
@@ -50,11 +52,7 @@ def measure(setting: Setting, machine: Machine) -> Finding:
             for row in found
             if row["system"] in PEERS and row["error"] <= SAME_ERROR * found[1]["error"]
         ]
-        rows += [
-            _row(case.name, name, f"{peer.method}; not installed")
-            for name, peer in PEERS.items()
-            if not peer.version
-        ]
+        rows += [_row(case.name, name, f"{peer.method}; not installed") for name, peer in missing]
     small = partial(logistic, 20 if setting.quick else 200)
     case = small(device=setting.device)._replace(name="A, fewer weights")
     coordinates = {
@@ -64,6 +62,7 @@ def measure(setting: Setting, machine: Machine) -> Finding:
     }
     rows += compare(small, case, coordinates, setting, 5)
     notes = [
+        *([f"To compare with what is not installed: {INSTALL}"] if missing else []),
         "'rabo / it' is the time of rabo's ConjugateGradient over that of the row.",
         "CoordinateDifference takes a gradient per coordinate of x: hence a smaller A, and no B.",
     ]

@@ -20,7 +20,7 @@ def few_shot(setting: Setting, **options: str) -> Experiment:
     size = {"channels": setting.channels}
     if setting.quick:
         narrow = lookup("backbone", setting.backbone, {"conv4": "4", "resnet12": "4,4,4,4"})
-        size = {"channels": narrow, "queries": 1, "tasks": 2}
+        size = {"channels": setting.channels or narrow, "queries": 1, "tasks": 2}
     return Experiment(
         task="few-shot",
         task_options={"backbone": setting.backbone, **size},

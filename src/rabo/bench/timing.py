@@ -19,6 +19,7 @@ class Setting(NamedTuple):
     backbone: str = "conv4"
     channels: str = ""  # of the backbone, if not as the task has them
     policy: str = "importance"
+    clients: int = 10_000  # at most
 
     def clock(self) -> float:
         """CPU seconds of all threads so far; on a GPU, seconds when it has done all its work."""

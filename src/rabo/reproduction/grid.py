@@ -141,7 +141,10 @@ def _name(setting: str, method: str, seed: int) -> str:
 
 
 def _is_chosen(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+    """Say whether a pattern is that of a name, or of its beginning up to a slash."""
+    return not patterns or any(
+        fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*") for pattern in patterns
+    )
 
 
 def merge(*parts: Mapping[str, Any]) -> dict[str, Any]:

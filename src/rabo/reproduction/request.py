@@ -29,7 +29,7 @@ class Request:
         Path | None, "folder of runs, tables and figures (runs/reproduce; page: results)"
     ] = None
     only: Annotated[
-        Sequence[str], "run these alone: patterns of SETTING/METHOD/seed-N, such as '*/rabo*/*'"
+        Sequence[str], "run these alone: patterns of SETTING/METHOD/seed-N, such as '*/rabo*'"
     ] = field(default_factory=list)
     rounds: Annotated[int | None, "other rounds than the file says"] = None
     seeds: Annotated[int | None, "other number of seeds than the file says"] = None
@@ -71,6 +71,8 @@ class Request:
         lookup("experiment", self.name, dict.fromkeys([*names(), PAGE]))
         if self.jobs < 1:
             raise ValueError(f"jobs must be at least 1, got {self.jobs}")
+        if self.limit is not None and self.limit < 0:
+            raise ValueError(f"limit must be at least 0, got {self.limit}")
         if self.data_root:
             os.environ[DATA] = self.data_root  # not an option of runs: it is no part of a result
         changes = Changes(

@@ -10,9 +10,9 @@ from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Cell
 
 NOTE = (
-    "Per cent: the paper's number / ours with its 95 % interval, over seeds by Student's t or, "
-    "where marked *, of one seed over test tasks. Of the entries that were ever trained; the full "
-    "model's in brackets where some were not."
+    "{unit}: {what} with its 95 % interval, over seeds by Student's t or, where marked *, of one "
+    "seed over test tasks. Of the entries that were ever trained; the full model's in brackets "
+    "where some were not."
 )
 
 
@@ -31,7 +31,13 @@ def write_tables(grid: Grid, cells: Sequence[Cell], out: Path, changed: str = ""
         rows = csv.writer(file)
         rows.writerow([field.name for field in fields(Cell)])
         rows.writerows(asdict(cell).values() for cell in cells)
-    note = f"{NOTE} Not as in the experiment's file: {changed}." if changed else NOTE
+    note = NOTE.format(
+        unit="Per cent"
+        if all("accuracy" in cell.headline for cell in cells)
+        else "Per cent where it is an accuracy",
+        what="the paper's number / ours" if paper.get("numbers") else "the mean",
+    )
+    note += f" Not as in the experiment's file: {changed}." if changed else ""
     (out / "table.md").write_text(f"{markdown(grid, cells)}\n\n{note}\n")
 
 

@@ -117,7 +117,9 @@ def _second_order_free(results: Results) -> Iterator[Verdict]:
 
     cells = results.cells("table-1")
     for heads in ("-shared", ""):
-        target = f"RAFBO{HEADS[heads]} within 1 point of RABO at a cost of at most 100.0 % of it"
+        target = (
+            f"RAFBO{HEADS[heads]} within 1 point of RABO at the same cost, to {SLACK} %, or less"
+        )
         for setting in AIMS:
             both = [cells.get((setting, f"{name}{heads}")) for name in ("rafbo", "rabo")]
             yield _judge(target, setting, both, judge)

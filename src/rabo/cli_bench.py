@@ -54,7 +54,7 @@ def bench(
                 length = "" if quick else f" (about {MINUTES[name]} min of one core)"
                 _say(f"\n{name}{length}\n")
                 finding: Finding = BENCHMARKS[name](setting, machine)
-                if quick:  # its limits are for what it measures else
+                if quick:  # limits are for full sizes
                     finding = finding._replace(targets=())
                 _say(finding.text())
                 about = {"benchmark": name, "machine": machine.facts, "setting": setting._asdict()}

@@ -188,7 +188,7 @@ def _make_missing(folder: Path, clients: int) -> list[Path]:
 
 
 def _serve(children: Children, folder: Path, host: str, port: int, plain: bool) -> None:
-    from rabo.flower.membership import register  # Flower takes a second, which others need not wait
+    from rabo.flower.membership import register  # imports Flower, which takes a second
 
     if not plain:
         launch.check_server(folder, host)

@@ -6,9 +6,8 @@ from typing import Annotated
 import torch
 import typer
 
-from rabo.bench import BENCHMARKS, MINUTES, Setting
+from rabo.bench import BENCHMARKS, Setting
 from rabo.bench.machine import measure_machine
-from rabo.bench.report import Finding
 from rabo.errors import lookup
 from rabo.options import choose_device
 from rabo.terminal import console, guarded
@@ -49,11 +48,11 @@ def bench(
             f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in machine.facts.items()
         )
         _say(", ".join(facts))
-        for name in BENCHMARKS:
+        for name, benchmark in BENCHMARKS.items():
             if name in chosen or ALL in chosen:
-                length = "" if quick else f" (about {MINUTES[name]} min of one core)"
+                length = "" if quick else f" (about {benchmark.minutes} min of one core)"
                 _say(f"\n{name}{length}\n")
-                finding: Finding = BENCHMARKS[name](setting, machine)
+                finding = benchmark.measure(setting, machine)
                 if quick:  # limits are for full sizes
                     finding = finding._replace(targets=())
                 _say(finding.text())

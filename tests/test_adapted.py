@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 from rabo.metering import measure
-from rabo.models import convolutional
+from rabo.models import choice
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -203,7 +203,7 @@ def used(transform, images):
     seen = []
 
     def look(t):
-        seen.append(convolutional.adapts(t))
+        seen.append(choice.adapts(t))
         return t.square().sum()
 
     transform(look)(images)
@@ -222,8 +222,8 @@ def forwards(look):
 def test_kernels_are_for_tasks_and_derivatives_backwards(monkeypatch):
     images = torch.rand(2, 3, 1, 4, 4)
     assert not used(vmap, images)  # not on a GPU
-    monkeypatch.setattr(convolutional, "_is_on_gpu", lambda images: True)
-    convolutional._kernels_run.cache_clear()
+    monkeypatch.setattr(choice, "is_on_gpu", lambda images: True)
+    choice.kernels_run.cache_clear()
     assert used(vmap, images)
     assert used(lambda f: vmap(grad(f)), images)
     assert used(lambda f: grad(lambda t: vmap(f)(t).sum()), images)
@@ -237,4 +237,4 @@ def test_kernels_are_for_tasks_and_derivatives_backwards(monkeypatch):
     monkeypatch.delenv("RABO_KERNELS")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert not used(vmap, images)
-    convolutional._kernels_run.cache_clear()
+    choice.kernels_run.cache_clear()

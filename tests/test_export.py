@@ -7,7 +7,8 @@ from torch import nn
 import rabo
 from rabo.experiment import Experiment, run
 from rabo.export import save_tensors, with_statistics
-from rabo.models.convolutional import Conv4, norm
+from rabo.models.convolutional import Conv4
+from rabo.models.layers import norm
 from rabo.tasks.loss_tuning import prepare
 
 

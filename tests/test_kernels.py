@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.func import vmap
 
-from rabo.models import convolutional
-from rabo.models.convolutional import Conv4, ResNet12, side_by_side
+from rabo.models import choice, layers
+from rabo.models.choice import side_by_side
+from rabo.models.convolutional import Conv4, ResNet12
 
 triton = pytest.importorskip("triton")
 
@@ -215,8 +216,8 @@ def test_where_kernels_do_not_run_the_usual_layers_are_used_and_it_is_said(monke
     def fail(*_):
         raise RuntimeError("no compiler")
 
-    run, here = convolutional._kernels_run, torch.device("cpu")
-    attempts = (convolutional._try_usual, convolutional._try_adapted)
+    run, here = choice.kernels_run, torch.device("cpu")
+    attempts = (choice._try_usual, choice._try_adapted)
     run.cache_clear()
     assert all(run(here, "", attempt) for attempt in attempts)
     assert vmap(lambda t: t * run(here, "float32", attempts[1]))(torch.ones(2)).all()
@@ -234,7 +235,7 @@ def test_derivatives_that_kernels_do_not_have_take_the_usual_layers():
     seen = []
 
     def watch(t):
-        seen.append(convolutional._is_transformed())
+        seen.append(choice.is_transformed())
         return t.sum()
 
     watch(torch.ones(2))
@@ -266,7 +267,7 @@ def test_a_backbone_with_kernels_is_the_one_without(make, size, first, monkeypat
     images = torch.rand(tasks * 6, 1, size, size, generator=generator)
 
     def found(has_kernels):
-        monkeypatch.setattr(convolutional, "has_kernels", lambda _: has_kernels)
+        monkeypatch.setattr(choice, "has_kernels", lambda _: has_kernels)
         with side_by_side(tasks, first):
             z = backbone(images)
         loss = (z * torch.cos(torch.arange(z.numel()).reshape(z.shape))).sum()
@@ -285,11 +286,11 @@ def test_a_wide_backbone_with_kernels_is_the_one_without_to_the_digits_of_bfloat
     monkeypatch, generator
 ):
     torch.manual_seed(3)
-    backbone, tasks = Conv4(convolutional.WIDE), 2
+    backbone, tasks = Conv4(layers.WIDE), 2
     images = torch.rand(tasks * 20, 1, 16, 16, generator=generator)
 
     def found(has_kernels):
-        monkeypatch.setattr(convolutional, "has_kernels", lambda _: has_kernels)
+        monkeypatch.setattr(choice, "has_kernels", lambda _: has_kernels)
         with side_by_side(tasks):
             z = backbone(images)
         [slope] = torch.autograd.grad(z.square().sum(), [backbone[8].weight])
@@ -303,20 +304,20 @@ def test_a_wide_backbone_with_kernels_is_the_one_without_to_the_digits_of_bfloat
 @pytest.mark.parametrize(("setting", "wide"), [("", torch.bfloat16), ("float32", torch.float32)])
 def test_wide_backbones_multiply_in_bfloat16_unless_asked_not_to(setting, wide, monkeypatch):
     monkeypatch.setenv("RABO_KERNELS", setting)
-    assert Conv4(convolutional.WIDE)._precision(IMAGE) == wide
-    assert Conv4(convolutional.WIDE - 1)._precision(IMAGE) == torch.float32
+    assert Conv4(layers.WIDE)._precision(IMAGE) == wide
+    assert Conv4(layers.WIDE - 1)._precision(IMAGE) == torch.float32
 
 
 def test_kernels_that_there_are_not_are_refused(monkeypatch):
     monkeypatch.setenv("RABO_KERNELS", "fast")
     with pytest.raises(ValueError, match="must be reference or float32, or not set, got 'fast'"):
-        Conv4(convolutional.WIDE)._precision(IMAGE)
+        Conv4(layers.WIDE)._precision(IMAGE)
 
 
 def test_kernels_are_for_tasks_side_by_side_on_a_gpu():
     images = torch.rand(4, 1, 28, 28)
     with side_by_side(2):
-        assert not convolutional.has_kernels(images)
+        assert not choice.has_kernels(images)
 
 
 def test_a_second_derivative_through_a_kernel_is_refused():

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabo.metering import measure
-from rabo.models import convolutional
-from rabo.models.convolutional import Convolution
+from rabo.models import choice
+from rabo.models.layers import Convolution
 
 triton = pytest.importorskip("triton")
 tl, divided = triton.language, importlib.import_module("rabo.models.narrow")._divided
@@ -164,7 +164,7 @@ def test_few_channels_have_kernels_of_their_own(channels, out, dtype, is_narrow,
     from rabo.models import narrow
 
     seen = []
-    monkeypatch.setattr(convolutional, "has_kernels", lambda _: True)
+    monkeypatch.setattr(choice, "has_kernels", lambda _: True)
     monkeypatch.setattr(narrow, "convolve", lambda i, w: seen.append(1) or usual(i, w.to(i.dtype)))
     Convolution(channels, out, 3)(torch.rand(2, channels, 4, 4, dtype=dtype))
     assert bool(seen) is is_narrow

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabo.models import rows
-from rabo.models.convolutional import Conv4, norm
+from rabo.models.convolutional import Conv4
+from rabo.models.layers import norm
 
 
 def slopes(function, images, weight, bias, dtype):

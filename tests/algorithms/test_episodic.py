@@ -11,7 +11,7 @@ from rabo.algorithms import DistMAML, DistProtoNet
 from rabo.bilevel import Batch
 from rabo.experiment import Experiment
 from rabo.masks import Full
-from rabo.models import convolutional
+from rabo.models import choice
 from rabo.runtimes import InProcess, Local
 from rabo.solve import make_algorithm
 from rabo.tasks.few_shot import FewShotTask
@@ -171,7 +171,7 @@ def test_the_outer_gradient_of_maml_goes_through_norms_and_convolutions(
 
     x, y, batch = parts(torch.float64)
     truth = gradient_by_task(problem, algorithm, x, y, batch)
-    monkeypatch.setattr(convolutional, "adapts", lambda images: has_kernels)
+    monkeypatch.setattr(choice, "adapts", lambda images: has_kernels)
     if has_kernels:
         pytest.importorskip("triton")
         for name in ("adapted.convolution.PIXELS", "adapted.convolution.SUMMED", "kernels.PIXELS"):

@@ -23,7 +23,8 @@ from rabo.data.omniglot import load_omniglot
 from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
-from rabo.models.convolutional import Conv4, ResNet12, has_kernels, side_by_side
+from rabo.models.choice import has_kernels, side_by_side
+from rabo.models.convolutional import Conv4, ResNet12
 from rabo.problem import ClientProblem, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream

@@ -26,7 +26,8 @@ from rabo.export import with_statistics
 from rabo.hypergradients import Neumann
 from rabo.ledger import Ledger
 from rabo.masks import Static
-from rabo.models.convolutional import ResNet18, norm
+from rabo.models.convolutional import ResNet18
+from rabo.models.layers import norm
 from rabo.problem import Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream

@@ -223,7 +223,7 @@ def test_kernels_are_for_tasks_and_derivatives_backwards(monkeypatch):
     images = torch.rand(2, 3, 1, 4, 4)
     assert not used(vmap, images)  # not on a GPU
     monkeypatch.setattr(choice, "is_on_gpu", lambda images: True)
-    choice.kernels_run.cache_clear()
+    choice._kernels_run.cache_clear()
     assert used(vmap, images)
     assert used(lambda f: vmap(grad(f)), images)
     assert used(lambda f: grad(lambda t: vmap(f)(t).sum()), images)
@@ -237,4 +237,4 @@ def test_kernels_are_for_tasks_and_derivatives_backwards(monkeypatch):
     monkeypatch.delenv("RABO_KERNELS")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert not used(vmap, images)
-    choice.kernels_run.cache_clear()
+    choice._kernels_run.cache_clear()

@@ -7,6 +7,7 @@ from rabo.experiment import Experiment
 from rabo.export import load_model, save_tensors, with_statistics
 from rabo.models import choice, convolutional
 from rabo.models.convolutional import ResNet18
+from rabo.models.layout import side_by_side
 from rabo.seeding import stream
 
 
@@ -54,7 +55,7 @@ def test_statistics_of_its_own_are_seen_with_tasks_side_by_side_too():
     images = torch.rand(6, 1, 16, 16, generator=stream(0))
     params = {name: p.detach() for name, p in net.named_parameters()}
     found = with_statistics(net, params, [images])
-    with choice.side_by_side(3):
+    with side_by_side(3):
         together = found(images)
     torch.testing.assert_close(together, found(images))
 

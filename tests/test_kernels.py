@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch.func import vmap
 
 from rabo.models import choice, layers
-from rabo.models.choice import side_by_side
 from rabo.models.convolutional import Conv4, ResNet12
+from rabo.models.layout import side_by_side
 
 triton = pytest.importorskip("triton")
 
@@ -216,7 +216,7 @@ def test_where_kernels_do_not_run_the_usual_layers_are_used_and_it_is_said(monke
     def fail(*_):
         raise RuntimeError("no compiler")
 
-    run, here = choice.kernels_run, torch.device("cpu")
+    run, here = choice._kernels_run, torch.device("cpu")
     attempts = (choice._try_usual, choice._try_adapted)
     run.cache_clear()
     assert all(run(here, "", attempt) for attempt in attempts)

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes import fake_run
@@ -49,6 +50,7 @@ def test_a_cut_reproduction_goes_on_and_ends_with_the_table_of_its_summaries(tmp
     whole = run(runs[0].experiment, tmp_path / "whole")
     summary = json.loads((first / "summary.json").read_text())
     assert summary["metrics"]["distance"] == whole.metrics["distance"]
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(summary["ended"])) < timedelta(hours=1)
     kept = {"config.json", "curve.jsonl", "summary.json"}
     assert {path.name for path in first.iterdir()} == kept
 

@@ -15,8 +15,8 @@ from rabo.data.glyphs import make_glyphs
 from rabo.experiment import Experiment, run
 from rabo.hypergradients import ConjugateGradient, Neumann, Unrolled
 from rabo.masks import Random, Whole
-from rabo.models import choice
 from rabo.models.convolutional import Conv4, ResNet12
+from rabo.models.layout import layout
 from rabo.seeding import stream
 from rabo.tasks import few_shot
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
@@ -157,7 +157,7 @@ def test_one_pass_is_for_tasks_whose_norms_have_kernels(monkeypatch):
     assert not represent.joins(parts)
 
     def seen(images):
-        return choice.layout().tasks == 2 and images is parts[0][0]
+        return layout().tasks == 2 and images is parts[0][0]
 
     monkeypatch.setattr(few_shot, "has_kernels", seen)
     assert represent.joins(parts)

@@ -1,50 +1,21 @@
 """Which kernels the layers of a backbone use: those of the framework, or our own.
 
-It depends on where images lie, on how a batch holds the tasks, on which derivatives are taken, and
-on RABO_KERNELS.
+It depends on where images are, on how a batch holds tasks, on which derivatives are taken, and on
+RABO_KERNELS.
 """
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
-class Layout(NamedTuple):
-    """What a batch holds: the images of how many tasks, and how many of each are a set apart."""
-
-    tasks: int = 1
-    first: int = 0
-
-
-_ONE_TASK = Layout()
-_layout: ContextVar[Layout] = ContextVar("layout", default=_ONE_TASK)
-
-
-@contextmanager
-def side_by_side(num_tasks: int, first: int = 0) -> Iterator[None]:
-    """Let a batch hold the images of several tasks in turn, each with statistics of its own.
-
-    The first images of each task may have others than the rest: a support set before its queries.
-    """
-    token = _layout.set(Layout(num_tasks, first))
-    try:
-        yield
-    finally:
-        _layout.reset(token)
-
-
-def layout() -> Layout:
-    """Return how the tasks of a batch lie."""
-    return _layout.get()
+from rabo.models.layout import layout
 
 
 def has_kernels(images: Tensor) -> bool:
@@ -53,16 +24,17 @@ def has_kernels(images: Tensor) -> bool:
     RABO_KERNELS=reference turns them off; RABO_KERNELS=float32 keeps them, with convolutions that
     multiply in float32 (TF32 on a GPU) at every width.
     """
-    on_gpu = images.is_cuda and images.dtype in (torch.float32, torch.bfloat16)
     return (
-        on_gpu
-        and _layout.get().tasks > 1
+        is_on_gpu(images)
+        and images.dtype in (torch.float32, torch.bfloat16)
+        and layout().tasks > 1
         and not is_transformed()
-        and kernels_run(images.device, wanted_kernels(), _try_usual)
+        and _kernels_run(images.device, wanted_kernels(), _try_usual)
     )
 
 
 def wanted_kernels() -> str:
+    """Return what RABO_KERNELS asks for."""
     wanted = os.environ.get("RABO_KERNELS", "")
     if wanted not in ("", "reference", "float32"):
         raise ValueError(f"RABO_KERNELS must be reference or float32, or not set, got {wanted!r}")
@@ -87,7 +59,7 @@ def adapts(images: Tensor) -> bool:
         and transforms <= {"vmap", "grad"}
         and forward_ad._current_level < 0
         and has_tf32()
-        and kernels_run(images.device, wanted_kernels(), _try_adapted)
+        and _kernels_run(images.device, wanted_kernels(), _try_adapted)
     )
 
 
@@ -110,7 +82,9 @@ def is_traced() -> bool:
 
 
 @cache
-def kernels_run(device: torch.device, wanted: str, attempt: Callable[[torch.device], None]) -> bool:
+def _kernels_run(
+    device: torch.device, wanted: str, attempt: Callable[[torch.device], None]
+) -> bool:
     """Try kernels: Triton compiles them when they are first used, and needs a C compiler."""
     if wanted == "reference" or find_spec("triton") is None:
         return False
@@ -153,4 +127,5 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def is_on_gpu(images: Tensor) -> bool:
+    """Say so of images; tests of what follows from it let it be true on a CPU."""
     return images.is_cuda

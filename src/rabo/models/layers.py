@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rabo.models import choice, rows
+from rabo.models.layout import layout, side_by_side
 
 WIDE = 16  # channels of the first layer from which convolutions are in bfloat16
 NARROW = 512  # input times output channels up to which convolutions have kernels of their own
@@ -20,27 +21,17 @@ class TaskNorm(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        tasks, first = choice.layout()
+        tasks, first = layout()
         if self._keeps_statistics():
             return super().forward(input)
         if tasks == 1 and not first and choice.adapts(input):
             return self.activated(input, slope=1.0)
         if first and not choice.has_kernels(input):
             sets = input[: first * tasks], input[first * tasks :]
-            with choice.side_by_side(tasks):
+            with side_by_side(tasks):
                 return torch.cat([self(images) for images in sets])
-        if tasks == 1 and _lies_channels_last(input):  # of which cuDNN's own norm is slower
-            norm = torch.native_batch_norm
-            return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
-        if (
-            tasks == 1
-            and not choice.is_transformed()
-            and not choice.is_traced()
-            and rows.pays(input)
-        ):
-            return rows.normalise(input, self.weight, self.bias, self.eps)
         if tasks == 1:
-            return super().forward(input)
+            return self._of_one_task(input)
         if choice.has_kernels(input):
             return self.activated(input, slope=1.0)
         shape = (input.shape[0] // tasks, tasks * input.shape[1], *input.shape[2:])
@@ -50,9 +41,17 @@ class TaskNorm(nn.BatchNorm2d):
             input.shape
         )
 
+    def _of_one_task(self, input: Tensor) -> Tensor:
+        if _lies_channels_last(input):  # of which cuDNN's own norm is slower
+            norm = torch.native_batch_norm
+            return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
+        if not choice.is_transformed() and not choice.is_traced() and rows.pays(input):
+            return rows.normalise(input, self.weight, self.bias, self.eps)
+        return super().forward(input)
+
     def activated(self, input: Tensor, slope: float, beside: Tensor | None = None) -> Tensor:
         """Return leaky(norm(input) + beside)."""
-        tasks, first = choice.layout()
+        tasks, first = layout()
         if choice.has_kernels(input) and not self._keeps_statistics():
             from rabo.models.kernels import normalise
 
@@ -81,7 +80,7 @@ class Features(nn.Sequential):
         if choice.has_kernels(input):
             images = channels_last(input)
             return super().forward(images.to(self._precision(images))).to(input.dtype)
-        if input.is_cuda or choice.layout().tasks > 1 or choice.is_transformed():
+        if choice.is_on_gpu(input) or layout().tasks > 1 or choice.is_transformed():
             return super().forward(input)
         return super().forward(channels_last(input))
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -159,6 +160,7 @@ def _do(each: Run, tell: Tell, out: Path, every: float, clock: Callable[[], floa
     config = json.loads((folder / "config.json").read_text())
     about = {
         "wall_seconds": None if has_begun else round(clock() - begun, 1),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": ", then ".join(config.get("ran_on", [device_name(each.experiment.device)])),
         "why": why,
     }

@@ -23,8 +23,9 @@ from rabo.data.omniglot import load_omniglot
 from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
 from rabo.ledger import Ledger
-from rabo.models.choice import has_kernels, side_by_side
+from rabo.models.choice import has_kernels
 from rabo.models.convolutional import Conv4, ResNet12
+from rabo.models.layout import side_by_side
 from rabo.problem import ClientProblem, Problem
 from rabo.resources import Resources
 from rabo.seeding import seed_of, stream

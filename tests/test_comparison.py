@@ -43,6 +43,7 @@ def test_a_comparison_reports_what_its_runs_recorded(done):
     results = read(out / "results.json")
     assert results["headline"] == "accuracy"
     assert results["baseline"] == "rabo"
+    assert f"to reach accuracy {results['target']:.4g}, mean of seeds" in " ".join(text.split())
     summaries = {n: [read(out / n / f"seed-{k}" / "summary.json") for k in (3, 4)] for n in NAMES}
     means = {}
     for name, (a, b) in summaries.items():

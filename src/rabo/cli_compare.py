@@ -165,7 +165,7 @@ def _print(outcome: Outcome) -> None:
     )
     priced = Table(
         *("algorithm", "rounds", "multiply-adds", "bytes"),
-        title=f"to reach {headline} {outcome.target:.4g}",
+        title=f"to reach {headline} {outcome.target:.4g}{', mean of seeds' if seeds > 1 else ''}",
     )
     for row in outcome.rows:
         interval = "" if row.interval is None else f" ± {row.interval:.2g}"

@@ -1,5 +1,6 @@
 import json
 import re
+from itertools import pairwise
 from math import nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -319,6 +320,40 @@ def test_the_page_says_what_four_times_the_rounds_change():
     assert f"{', '.join(most)} and {last} times the multiply-adds of 200 rounds" in page
 
 
+def within_bytes(run, most):
+    """Return an accuracy on the straight line between two evaluations."""
+
+    def spent(point):
+        return point["spent"]["bytes_up"] + point["spent"]["bytes_down"]
+
+    values = [100 * point["metrics"]["accuracy"] for point in run.curve]
+    for (a, before), (b, after) in pairwise(zip(values, run.curve, strict=True)):
+        if spent(before) <= most <= spent(after):
+            return a + (b - a) * (most - spent(before)) / (spent(after) - spent(before))
+    return values[-1]
+
+
+def test_the_page_compares_full_models_within_rabos_bytes():
+    page, runs = (ROOT / "experiments" / "page.md").read_text(), runs_of("table-1")
+
+    def gap(setting, method):
+        pairs = zip(runs[setting, method], runs[setting, "rabo"], strict=True)
+        gaps = [within_bytes(other, own.bytes) - own.value for other, own in pairs]
+        return f"{fmean(gaps):.2f} ± {4.303 * stdev(gaps) / sqrt(3):.2f}"
+
+    told = " ".join(page.split())
+    first, *others = [gap(setting, "dist-protonet") for setting in AIMS]
+    assert f"seed by seed, {first}, {', '.join(others[:-1])} and {others[-1]} points" in told
+    assert f"FedMBO {gap('20-way-1-shot', 'fedmbo')} at 20-way 1-shot" in told
+    rolex = [gap(setting, "fedrolex") for setting in ("20-way-1-shot", "20-way-5-shot")]
+    assert f"as RABO's, {rolex[0]} and {rolex[1]} at 20-way" in told
+    work = [
+        runs[s, "dist-protonet"][0].multiply_adds / runs[s, "rabo"][0].multiply_adds for s in AIMS
+    ]
+    *most, last = [f"{share:.1f}" for share in work]
+    assert f"{', '.join(most)} and {last} times RABO's multiply-adds" in told
+
+
 def test_the_page_compares_shared_heads_seed_by_seed():
     page, runs = (ROOT / "experiments" / "page.md").read_text(), runs_of("table-1")
     gaps = [difference(runs[s, "rabo-shared"], runs[s, "fedmbo-shared"]) for s in AIMS]
@@ -346,6 +381,7 @@ def test_the_readme_shows_what_the_runs_have_reached():
         "RABO, a head per task": "rabo",
         "RAFBO, a head per task": "rafbo",
         "FedMBO, the full model on every client": "fedmbo",
+        "Dist-ProtoNet, the full model on every client": "dist-protonet",
         "RABO, one shared head, as in the paper": "rabo-shared",
     }
     for beginning, method in named.items():

@@ -305,6 +305,14 @@ def test_missing_data_names_the_folder_and_what_to_do(tmp_path):
         FewShotTask(dataset="omniglot", data_root=str(tmp_path)).build([1.0], 1, 0, "cpu")
 
 
+def test_with_none_held_out_it_is_judged_on_what_it_is_trained_on():
+    train, judged = FewShotTask(**SMALL, held_out="none")._load()
+    assert judged is train
+    usual, test = FewShotTask(**SMALL)._load()
+    assert torch.equal(train.images, usual.images)
+    assert not set(judged.alphabets) & set(test.alphabets)
+
+
 def test_validation_alphabets_are_training_alphabets_and_no_test_alphabets():
     data = FewShotTask(**SMALL)._load()
     train, held = FewShotTask(**SMALL, held_out="validation")._load()

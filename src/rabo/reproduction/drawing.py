@@ -158,6 +158,7 @@ def draw_costs(grid: Grid, records: Sequence[Record], path: Path) -> None:
     for panel, setting in zip(panels, settings, strict=False):
         _bars(panel, grid, [share for share in shares if share.setting == setting])
         panel.set(title=grid.settings[setting].get("label", setting), ylabel="% of FedMBO's")
+        panel.margins(y=0.2)  # above the bars, for the legend
         panel.legend(fontsize=8)
     save(figure, path)
 

@@ -133,9 +133,10 @@ class Guarded:
         if norm is None:
             norm = float(squared_norm(reply.arrays)) ** 0.5 if any(reply.arrays.values()) else 0.0
         if not norm <= self.tolerance.max_norm or norm == inf:
-            raise ReplyError(
-                f"its norm must be finite and at most {self.tolerance.max_norm:g}, got {norm:g}"
-            )
+            most = self.tolerance.max_norm
+            limit = "" if most == inf else f" and at most {most:g}"
+            hint = "" if isfinite(norm) else "; steps that are too large (alpha, beta) do that"
+            raise ReplyError(f"its norm must be finite{limit}, got {norm:g}{hint}")
 
 
 def _same_names(what: str, wanted: Iterable[str], found: Any) -> None:

@@ -61,7 +61,9 @@ class FewShotTask:
     test_tasks: Annotated[int, "tasks of an evaluation"] = 600
     interim_tasks: Annotated[int, "tasks of an evaluation before the last (0: as many)"] = 0
     test_steps: Annotated[int, "steps with which a head adapts to a test task"] = 100
-    held_out: Annotated[str, "test alphabets, or validation (training alphabets)"] = "test"
+    held_out: Annotated[
+        str, "judge on: test alphabets, validation (of the training alphabets), or none held out"
+    ] = "test"
 
     def __post_init__(self) -> None:
         _choose("dataset", self.dataset, ("omniglot", "glyphs"))
@@ -69,7 +71,7 @@ class FewShotTask:
         _choose("head", self.head, ("linear", "mlp"))
         _choose("heads", self.heads, ("per-task", "shared"))
         _choose("split", self.split, ("shards", "iid", "dirichlet"))
-        _choose("held_out", self.held_out, ("test", "validation"))
+        _choose("held_out", self.held_out, ("test", "validation", "none"))
         for name, least in (("test_tasks", 1), ("interim_tasks", 0), ("test_steps", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -154,6 +156,8 @@ class FewShotTask:
             data = load_omniglot(self.data_root or None, download=self.download)
         if self.held_out == "test":
             return data
+        if self.held_out == "none":  # what is trained on, to compare with
+            return Split(data.train, data.train)
         names = sorted(set(data.train.alphabets))
         order = torch.randperm(len(names), generator=stream(0, "validation")).tolist()
         held = {names[i] for i in order[:VALIDATION_ALPHABETS]}

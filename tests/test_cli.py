@@ -203,6 +203,14 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     assert (tmp_path / "run" / "summary.json").read_text() == before
 
 
+def test_a_run_does_not_write_among_other_files(tmp_path):
+    (tmp_path / "note").write_text("mine")
+    found = call("run", "quadratic", "--rounds", 1, "--out", tmp_path)
+    assert found.exit_code == 1
+    assert "must be empty or not there yet" in " ".join(found.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
 def test_ctrl_c_keeps_the_rounds_that_were_done(tmp_path, monkeypatch):
     def stop_after_three(done):
         if done.round == 2:

@@ -35,6 +35,8 @@ class RunFolder:
             self._read(rounds_done)
         elif (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
             raise ValueError(f"{path} already holds a run; choose another --out or remove it")
+        elif path.is_dir() and not (path / "config.json").exists() and any(path.iterdir()):
+            raise ValueError(f"{path} must be empty or not there yet; choose another --out")
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)

@@ -189,7 +189,8 @@ def test_a_run_survives_liars_the_slow_and_the_dead_and_its_own_death(deployment
     rounds = lines(out)
     assert len(rounds) == num_done + 2
     slow, who = "no answer within 15 s", [done["absent"] for done in rounds]
-    norm, shape = "its norm must be finite, got nan; steps", "torch.float32 of shape (8,)"
+    norm = "its norm must be finite, got nan; steps that are too large (alpha, beta) do that"
+    shape = "torch.float32 of shape (8,)"
     faults = [tuple(fault.values()) for done in rounds for fault in done["faults"]]
     assert faults[0] == (1, 1, "update_inner", norm)
     assert faults[1][:3] == (1, 2, "estimate_outer")

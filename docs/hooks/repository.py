@@ -19,6 +19,7 @@ OUTSIDE = (
     "results/**/*.png",
     "results/**/summary.json",
     "results/*/sweep.json",
+    "results/step-sizes/longer.json",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 

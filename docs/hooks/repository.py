@@ -19,7 +19,8 @@ OUTSIDE = (
     "results/**/*.png",
     "results/**/summary.json",
     "results/*/sweep.json",
-    "results/step-sizes/longer.json",
+    "results/step-sizes/*.json",
+    "results/coverage/*.json",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 

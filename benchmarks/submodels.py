@@ -39,7 +39,7 @@ def measure(run: Path, tasks: int) -> dict[str, tuple[float, float]]:
         if not any(all(torch.equal(x[k], other[k]) for k in x) for other, _ in models.values()):
             models[f"client {client}, width {widths[client]:.4g}"] = x, y
     return {
-        name: accuracy_interval(judge._accuracies(x, y, tasks)) for name, (x, y) in models.items()
+        name: accuracy_interval(judge.accuracies(x, y, tasks)) for name, (x, y) in models.items()
     }
 
 

@@ -27,7 +27,7 @@ def measure(data_root: str, ways: int, shots: int, tasks: int = 600) -> dict[str
     federation, _ = experiment.federation()
     judge: Any = federation.evaluate
     x, y = judge.problem.definition.params
-    mean, interval = accuracy_interval(judge._accuracies(x, y, tasks))
+    mean, interval = accuracy_interval(judge.accuracies(x, y, tasks))
     return {"accuracy": mean, "interval": interval}
 
 

@@ -82,10 +82,14 @@ def test_rounds_have_limits_in_milliseconds_where_these_were_set():
 
 
 def same_answers(rows):
-    """What solves the same system to the same depth has the same error."""
+    """What solves the same system to the same depth has the same error, up to float32's rounding.
+
+    On B ten iterations solve the system, and what is left is rounding, which differs by processor.
+    """
     for problem in ("A", "B"):
         errors = {row["system"]: row["error"] for row in rows if row["problem"] == problem}
-        assert errors["rabo ConjugateGradient"] == pytest.approx(errors["plain autograd"], rel=0.1)
+        bar = pytest.approx(errors["plain autograd"], rel=0.1, abs=1e-5)
+        assert errors["rabo ConjugateGradient"] == bar
         assert errors["rabo Unrolled"] == pytest.approx(errors["rabo Neumann"], rel=0.1)
 
 

@@ -108,7 +108,7 @@ def test_where_data_lie_makes_no_other_run_and_an_option_not_on_record_had_its_d
 def test_a_run_that_is_not_what_the_grid_asks_for_is_not_collected(tmp_path):
     sweep(small_runs()[:1], tmp_path, say=lambda _: None)
     grid = load_grid(NAME)
-    with pytest.raises(ValueError, match=r"seed-0 \(another rounds, evaluate_every\); remove"):
+    with pytest.raises(ValueError, match=r"seed-0 \(another rounds, evaluate_every\); choose"):
         collect(grid, tmp_path, tmp_path / "tuned.json")
     assert len(read_records(grid, tmp_path, SMALL)) == 1
 
@@ -133,7 +133,7 @@ def test_a_request_downloads_the_data_of_its_runs_once(tmp_path, monkeypatch):
         monkeypatch.setitem(
             request.DOWNLOADS, name, lambda download, name=name: loaded.append((name, download))
         )
-    asked = Request(name="table-1", out=tmp_path, collect=True)
+    asked = Request(name="table-1", out=tmp_path, limit=0.0)
     asked.perform()
     assert loaded == []
     replace(asked, download=True).perform()
@@ -164,6 +164,20 @@ def test_of_several_experiments_those_without_data_are_left_out(jobs, tmp_path, 
 def test_a_limit_below_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="limit must be at least 0, got -1"):
         Request(name=NAME, out=tmp_path, limit=-1.0).perform(pytest.fail)
+
+
+def test_what_cannot_be_done_is_refused_before_a_run_begins(tmp_path):
+    nowhere = tmp_path / "nowhere"
+    asked = Request(name=NAME, out=tmp_path / "out")
+    with pytest.raises(ValueError, match="device must be auto, cpu or cuda"):
+        replace(asked, device="tpu").perform(pytest.fail)
+    with pytest.raises(ValueError, match=f"data-root must be a folder, got {nowhere}; --download"):
+        replace(asked, data_root=str(nowhere)).perform(pytest.fail)
+    with pytest.raises(ValueError, match=r"out must hold runs, got none; name the folder .*--out"):
+        replace(asked, collect=True).perform(pytest.fail)
+    with pytest.raises(ValueError, match="leave --only and --seeds out"):
+        replace(asked, collect=True, only=["*/rabo"]).perform(pytest.fail)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_request_runs_collects_and_says_what_is_left(tmp_path):

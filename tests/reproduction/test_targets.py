@@ -172,8 +172,12 @@ def test_lower_or_equal_cost_is_judged_strictly(tmp_path, value, work, sent, out
     grid = load_grid("table-1")
     for method, reached, done, up in (("rafbo", value, work, sent), ("rabo", 0.9, 1000, 1)):
         cost = {"multiply_adds": done, "bytes_up": up, "bytes_down": 1}
-        fake_runs(tmp_path, grid, {(SETTING, method): [reached]}, cost=cost)
-    assert judged(tmp_path, "RAFBO within 1 point").outcome == outcome
+        own = {(SETTING, method): [reached]}
+        fake_runs(tmp_path, grid, own, cost=cost, metrics={"interval": 0.01})
+    found = judged(tmp_path, "RAFBO within 1 point")
+    assert found.outcome == outcome
+    apart = f"{100 * value:.2f} and 90.00 ({100 * value - 90:+.2f} ± 1.41)"
+    assert found.numbers == f"{apart}, multiply-adds {work / 10:.3f} %"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def collect(grid: Grid, out: Path, tuned: Path, changes: Changes | None = None) 
     records, shown = read_records(grid, out, changes), out / grid.name
     shows = grid.content["shows"]
     if not records:
-        return [f"{grid.name}: nothing was run yet"]
+        return [f"{grid.name}: nothing was run yet in {out}"]
     write_tables(grid, cells_of(grid, records), shown, changes.told() if changes else "")
     said = [f"{grid.name}: {len(records)} runs, tables in {shown}"]
     if shows == "tuning":
@@ -64,7 +64,7 @@ def _draw(grid: Grid, draw: Callable[[Grid, Any, Path], None], found: Any, out: 
 def _collect_estimators(grid: Grid, out: Path, changes: Changes | None) -> list[str]:
     rows, shown = read_rows(grid, out, changes), out / grid.name
     if not rows:
-        return [f"{grid.name}: nothing was run yet"]
+        return [f"{grid.name}: nothing was run yet in {out}"]
     (shown / "table.md").write_text(estimators_table(grid, rows) + "\n")
     with (shown / "table.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, rows[0])

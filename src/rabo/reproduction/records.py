@@ -85,20 +85,20 @@ def read_records(grid: Grid, out: Path, changes: Changes | None = None) -> list[
             config, summary = (json.loads(text) for text in texts.values())
             lines = (folder / "curve.jsonl").read_text().splitlines()
             found.append(Record(run, config, summary, [json.loads(line) for line in lines]))
-    check_asked_for(grid, found)
+    check_asked_for(grid, found, out)
     return found
 
 
-def check_asked_for(grid: Grid, records: Sequence[Record]) -> None:
+def check_asked_for(grid: Grid, records: Sequence[Record], out: Path) -> None:
     """Refuse what lies in the folder of a run and was run with other options than the grid's."""
     other = {record.run.folder: differences(record.run, record.config) for record in records}
-    named = [f"{folder} (another {', '.join(own)})" for folder, own in other.items() if own]
+    named = [f"{out / folder} (another {', '.join(own)})" for folder, own in other.items() if own]
     if named:
         first = "; ".join(named[:MOST_NAMED])
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         raise ValueError(
-            f"{grid.name} asks for other runs than {first}{more}; remove these folders and "
-            f"run `rabo reproduce {grid.name}` again, or give the options that they were run with"
+            f"{grid.name} asks for other runs than {first}{more}; choose another --out, give the "
+            "options that they were run with, or remove these folders to have them run again"
         )
 
 

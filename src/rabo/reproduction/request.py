@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from rabo.data.cifar10 import load_cifar10
 from rabo.data.omniglot import load_omniglot
 from rabo.errors import lookup
-from rabo.options import parse_option
+from rabo.options import choose_device, parse_option
 from rabo.reproduction import expand, names, reproduce
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.page import write_page
@@ -60,11 +60,7 @@ class Request:
                     "alone; tables of other runs are beside them, in OUT/NAME/table.md"
                 )
             folder = self.out or COMMITTED
-            if not any(folder.glob("*/**/summary.json")):
-                raise ValueError(
-                    f"{folder} must hold runs, got none; call it where {COMMITTED} lies, or name "
-                    "the folder of a reproduction (--out)"
-                )
+            _check_holds_runs(folder)
             write_page(folder, PAGE_PATH)
             say(f"written: {PAGE_PATH}")
             return 0
@@ -73,6 +69,16 @@ class Request:
             raise ValueError(f"jobs must be at least 1, got {self.jobs}")
         if self.limit is not None and self.limit < 0:
             raise ValueError(f"limit must be at least 0, got {self.limit}")
+        if self.collect:
+            if self.only or self.seeds:
+                raise ValueError("collect shows all runs there are: leave --only and --seeds out")
+            _check_holds_runs(self.folder)
+        else:
+            choose_device(self.device)  # before any run is begun
+        if self.data_root and not (self.download or Path(self.data_root).is_dir()):
+            raise ValueError(
+                f"data-root must be a folder, got {self.data_root}; --download makes it"
+            )
         if self.data_root:
             os.environ[DATA] = self.data_root  # not an option of runs: it is no part of a result
         changes = Changes(
@@ -117,6 +123,14 @@ class Request:
                 parser.add_argument(flag, action="append", default=[], help=text)
             else:
                 parser.add_argument(flag, type=kind, default=default, help=text)
+
+
+def _check_holds_runs(folder: Path) -> None:
+    if not any(folder.glob("*/**/*.json")):
+        raise ValueError(
+            f"{folder} must hold runs, got none; name the folder of a reproduction (--out): "
+            f"{COMMITTED} where the repository lies, or what it was run with"
+        )
 
 
 def known() -> str:

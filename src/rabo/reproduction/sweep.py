@@ -42,7 +42,7 @@ def sweep(
 
     A run that was cut goes on from its checkpoint. One that diverged is on record as such and is
     not done again. `jobs` runs are under way at a time, each says every so many seconds how far it
-    is; where one fails, others go on.
+    is; where one of several at a time fails, others go on.
     """
     begun, missing = clock(), missing_of(runs, out)
     do = partial(_do, out=out, every=every, clock=clock)

@@ -121,14 +121,17 @@ def _against_the_paper(results: Results) -> Iterator[Verdict]:
 
 
 def _second_order_free(results: Results) -> Iterator[Verdict]:
+    cells, records = results.cells("table-1"), results.finished("table-1")
+
     def judge(values: Sequence[float], cells: Sequence[Cell]) -> tuple[str, str]:
         own, other = cells
         work = 100 * own.multiply_adds / other.multiply_adds
         is_near = values[0] >= values[1] - 1
         is_met = is_near and own.multiply_adds <= other.multiply_adds and own.bytes <= other.bytes
-        return f"{_two(values)}, multiply-adds {work:.3f} %", _if(is_met)
+        found = difference(*(records[cell.setting, cell.method] for cell in cells))
+        apart = f" ({found[0]:+.2f} ± {found[1]:.2f})" if found else ""
+        return f"{_two(values)}{apart}, multiply-adds {work:.3f} %", _if(is_met)
 
-    cells = results.cells("table-1")
     for heads in ("-shared", ""):
         target = f"RAFBO{HEADS[heads]} within 1 point of RABO at lower or equal cost"
         for setting in AIMS:

@@ -281,14 +281,15 @@ class _Judge:
         if self.task.interim_tasks and not is_last:
             number = min(number, self.task.interim_tasks)
         trained = {n: ledger.ever_trained(n, getattr(state, n)) for n in ("x", "y")}
-        mean, interval = accuracy_interval(self._accuracies(**trained, number=number))
+        mean, interval = accuracy_interval(self.accuracies(**trained, number=number))
         found = {"accuracy": mean, "interval": interval}
         if ledger.summary()["x_trained"] < 1:
-            full = self._accuracies(state.x, state.y, number)
+            full = self.accuracies(state.x, state.y, number)
             found["full_accuracy"], _ = accuracy_interval(full)
         return found
 
-    def _accuracies(self, x: Params, y: Params, number: int) -> Tensor:
+    def accuracies(self, x: Params, y: Params, number: int) -> Tensor:
+        """Return the accuracy of a model on each of so many test tasks."""
         chunks = []
         for start in range(0, number, CHUNK):
             tasks = self._tasks(start, min(CHUNK, number - start))

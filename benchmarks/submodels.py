@@ -33,14 +33,19 @@ def measure(run: Path, tasks: int) -> dict[str, tuple[float, float]]:
     cuts = Cuts(algorithm.policy, state, Cohort(federation.channels, widths), experiment.seed)
     models: dict[str, tuple[Params, Params]] = {"full model": (state.x, state.y)}
     for client, cut in cuts.items():
-        x, y = (
-            part.expand(part.extract(full)) for part, full in ((cut.x, state.x), (cut.y, state.y))
-        )
+        x, y = alone(cut, state)
         if not any(all(torch.equal(x[k], other[k]) for k in x) for other, _ in models.values()):
             models[f"client {client}, width {widths[client]:.4g}"] = x, y
     return {
         name: accuracy_interval(judge.accuracies(x, y, tasks)) for name, (x, y) in models.items()
     }
+
+
+def alone(cut: Any, state: Any) -> tuple[Params, Params]:
+    """What a client holds, with zeros elsewhere."""
+    both = ((cut.x, state.x), (cut.y, state.y))
+    x, y = (part.expand(part.extract(full)) for part, full in both)
+    return x, y
 
 
 def main(run: str, tasks: str = "100") -> None:

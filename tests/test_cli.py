@@ -325,7 +325,22 @@ def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
 
 def test_a_page_of_no_runs_is_refused_and_the_old_one_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = call("reproduce", "page")
-    assert done.exit_code == 1
-    assert "results must hold runs" in " ".join(done.output.split())
+    other = tmp_path / "bench" / "cpu" / "rounds.json"  # no run, if it is JSON
+    other.parent.mkdir(parents=True)
+    other.write_text("{}")
+    for folder in ("results", "bench"):
+        done = call("reproduce", "page", "--out", folder)
+        assert done.exit_code == 1
+        assert f"{folder} must hold runs" in " ".join(done.output.split())
+        done = call("reproduce", "study-errata", "--collect", "--out", folder)
+        assert f"{folder} must hold runs" in " ".join(done.output.split())
     assert not (tmp_path / "docs").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--collect"], ["--limit", 5], ["--part", "9/2"], ["--device", "tpu"]]
+)
+def test_options_that_a_page_does_not_take_are_refused(words):
+    done = call("reproduce", "page", *words)
+    assert done.exit_code == 1
+    assert "takes --out alone" in " ".join(done.output.split())

@@ -1,7 +1,9 @@
 """What the folder of a run says of its rounds."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from problems import federated_quadratics
 from rabo.algorithms import SimFBO
 from rabo.experiment import Experiment, recorded_experiment, resume, run
 from rabo.federation import Federation
+from rabo.record import code_of, versions
 from rabo.rounds import Round
 from watchers import OnRound
 
@@ -138,3 +141,26 @@ def test_loss_tuning_records_its_loss_and_every_class(tmp_path):
         first.vectors,
         last.vectors,
     ]
+
+
+def test_a_folder_that_a_killed_process_had_only_begun_is_taken_again(tmp_path):
+    (tmp_path / ".config.json.partial").write_text('{"task": ')
+    run(Experiment(task="quadratic", rounds=1, device="cpu"), tmp_path)
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_what_computes_is_on_record(tmp_path):
+    run(Experiment(task="quadratic", rounds=1, device="cpu"), tmp_path)
+    for name in ("config", "summary"):
+        recorded = json.loads((tmp_path / f"{name}.json").read_text())["versions"]
+        assert recorded == versions()
+        assert len(recorded["code"]) == 12
+
+
+def test_another_line_of_code_is_another_version(tmp_path):
+    package = Path(rabo.__file__).parent
+    copy = tmp_path / "rabo"
+    shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    assert code_of(copy) == code_of(package) == versions()["code"]
+    (copy / "seeding.py").write_text((copy / "seeding.py").read_text() + "# more\n")
+    assert code_of(copy) != code_of(package)

@@ -21,6 +21,7 @@ OUTSIDE = (
     "results/*/sweep.json",
     "results/step-sizes/*.json",
     "results/coverage/*.json",
+    "results/multiply-adds/*.json",
 )
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 

@@ -1,10 +1,12 @@
 """The folder of a run: what was asked for, every round, and what was reached."""
 
 import csv
+import hashlib
 import json
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +37,7 @@ class RunFolder:
             self._read(rounds_done)
         elif (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
             raise ValueError(f"{path} already holds a run; choose another --out or remove it")
-        elif path.is_dir() and not (path / "config.json").exists() and any(path.iterdir()):
+        elif path.is_dir() and not (path / "config.json").exists() and _holds_files(path):
             raise ValueError(f"{path} must be empty or not there yet; choose another --out")
 
     def __enter__(self) -> "RunFolder":
@@ -132,9 +134,33 @@ class RunFolder:
 
 
 def versions() -> dict[str, str]:
+    """Say what computes: two with the same `code` run the same lines of this package."""
     from rabo import __version__
 
-    return {"rabo": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "rabo": __version__,
+        "code": _own_code(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def code_of(package: Path) -> str:
+    """Return a fingerprint of all files of Python of a package."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _own_code() -> str:
+    return code_of(Path(__file__).parent)
+
+
+def _holds_files(path: Path) -> bool:
+    """Say whether something is there beside what a killed process had not yet put in place."""
+    return any(each.suffix != ".partial" for each in path.iterdir())
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

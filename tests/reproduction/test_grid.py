@@ -166,6 +166,16 @@ def test_a_setting_may_have_its_own_tuning_for_some_methods(tmp_path):
         assert run.experiment.algorithm_options == ({"alpha": 7.0} if run.method == "rabo" else own)
 
 
+def test_a_method_may_keep_one_tuning_in_all_settings(tmp_path):
+    tuned = tmp_path / "tuned.json"
+    both = {"fedmbo": {"alpha": 7.0}, "rabo": {"alpha": 7.0}}
+    later = {"fedmbo": {"alpha": 3.0}, "rabo": {"alpha": 3.0}}
+    tuned.write_text(json.dumps({"few-shot": both, "few-shot-20": later}))
+    runs = load_grid("table-1", tuned).runs(Changes(seeds=1, only=["20-*/rabo", "20-*/fedmbo"]))
+    found = {(run.method, run.experiment.algorithm_options["alpha"]) for run in runs}
+    assert found == {("rabo", 3.0), ("fedmbo", 7.0)}
+
+
 def test_a_method_may_have_the_settings_of_another(tmp_path):
     tuned = tmp_path / "tuned.json"
     tuned.write_text(json.dumps({"loss-tuning": {"fedavg": {"beta": 7.0}, "rabo": {"alpha": 9.0}}}))

@@ -260,7 +260,7 @@ def test_after_a_mistake_none_begins():
     assert second.why == "beta must be positive"
 
 
-def fake_do(each, tell, out, every, clock):
+def fake_do(each, tell, out, every, clock, jobs):
     if each.experiment.seed == 0 and each.method == "literal" and not (out / "mended").exists():
         raise RuntimeError("the disk is full")
     return "done"

@@ -100,9 +100,10 @@ def test_a_candidate_that_diverged_is_not_chosen(tmp_path):
     assert "\n\nNot run yet: Dist-ProtoNet (full); " in table
 
 
-def test_tuning_refuses_runs_that_saw_test_data(tmp_path):
+@pytest.mark.parametrize("held_out", ["test", "none"])
+def test_tuning_refuses_runs_that_saw_test_data_or_what_they_were_trained_on(tmp_path, held_out):
     grid = load_grid("tuning-few-shot")
-    changes = Changes(only=["rabo/candidate-1/*"], task_options={"held_out": "test"})
+    changes = Changes(only=["rabo/candidate-1/*"], task_options={"held_out": held_out})
     [seen] = grid.runs(changes)
     fake_run(tmp_path, seen, 0.9)
     with pytest.raises(ValueError, match="validation data"):

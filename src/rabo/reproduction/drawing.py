@@ -115,7 +115,8 @@ def _draw(rows: Sequence[Sequence[Panel]], path: Path) -> None:
                 is_level, i = text in panel.levels, order.index(_without_head(text))
                 (_level if is_level else _band)(place, records, along, text, i)
             scale = "linear-linear" if panel.axis == "rounds" else "log-linear"
-            label(place, panel.title, name, "accuracy (%)", scale)
+            headline = next(iter(panel.lines.values()))[0].headline.replace("_", " ")
+            label(place, panel.title, name, f"{headline} (%)", scale)
     save(figure, path)
 
 

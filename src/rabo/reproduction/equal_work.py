@@ -1,93 +1,131 @@
-"""What methods have reached within the work of another: a round of one costs many of another's."""
+"""What methods have reached within the cost of another: a round of one costs many of another's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rabo.comparison import confidence
 from rabo.reproduction.grid import Grid
-from rabo.reproduction.records import Record, grouped, spread
+from rabo.reproduction.records import Difference, Record, grouped, pairs_of, spread
+
+COSTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {  # of what was spent
+    "multiply-adds": lambda spent: spent["multiply_adds"],
+    "bytes": lambda spent: spent["bytes_up"] + spent["bytes_down"],
+}
+CLOSE = 0.005  # a cost so close to another is as much
 
 
 class Reached(NamedTuple):
-    """An accuracy in per cent within some work, and its 95 % interval."""
+    """An accuracy in per cent within some cost, and its 95 % interval."""
 
     setting: str
     method: str
+    within: str  # one of COSTS
     value: float
     interval: float | None
     interval_over: str  # "seeds", or with one seed "test tasks"
+    spent: float  # over that cost
 
 
-class _Point(NamedTuple):
-    """One evaluation, and the multiply-adds that were spent before it."""
+class Point(NamedTuple):
+    """One evaluation, or a place between two, and what was spent before it."""
 
     spent: float
     value: float
     interval: float | None
 
 
-def within(record: Record, work: float) -> tuple[float, float | None] | None:
-    """Return the accuracy in per cent within some multiply-adds, and its interval over test tasks.
+def within(record: Record, cost: float, what: str) -> Point | None:
+    """Return where a run is when it has spent as much; None if it was never evaluated.
 
     On the straight line between two evaluations, with the interval of the later one; of a run that
-    spends less, its end; None before the first evaluation.
+    spends less, its end; of one whose first evaluation comes later, that evaluation.
     """
-    points = [_point(point, record.headline) for point in record.curve]
-    if points and points[-1].spent <= work:
-        return points[-1].value, points[-1].interval
+    points = [_point(point, record.headline, what) for point in record.curve]
+    if not points:
+        return None
+    if cost < points[0].spent:
+        return points[0]
     for before, after in pairwise(points):
-        if before.spent <= work < after.spent:
-            share = (work - before.spent) / (after.spent - before.spent)
-            return before.value + share * (after.value - before.value), after.interval
-    return None
+        if before.spent <= cost < after.spent:
+            share = (cost - before.spent) / (after.spent - before.spent)
+            value = before.value + share * (after.value - before.value)
+            return Point(cost, value, after.interval)
+    return points[-1]
 
 
-def _point(point: Mapping[str, Any], headline: str) -> _Point:
+def _point(point: Mapping[str, Any], headline: str, what: str) -> Point:
     metrics = point["metrics"]
     interval = 100 * metrics["interval"] if "interval" in metrics else None
-    return _Point(point["spent"]["multiply_adds"], 100 * metrics[headline], interval)
+    return Point(COSTS[what](point["spent"]), 100 * metrics[headline], interval)
+
+
+def ahead(own: Sequence[Record], other: Sequence[Record], what: str) -> Difference | None:
+    """Return how far a method is above another that has spent as much, over common seeds."""
+    gaps = [
+        a.value - there.value
+        for a, b in pairs_of(own, other)
+        if (there := within(b, COSTS[what](a.summary["cost"]), what)) is not None
+    ]
+    return Difference(fmean(gaps), confidence(gaps), len(gaps)) if len(gaps) > 1 else None
 
 
 def equal_work(grid: Grid, records: Sequence[Record]) -> list[Reached]:
-    """Return what methods reach within the work of the grid's `work_of`, where it is known."""
+    """Return what methods reach within each cost of the grid's `work_of`, where it is known."""
     groups = grouped([record for record in records if not record.diverged])
-    own = grid.content["work_of"]
-    work = {s: fmean(r.multiply_adds for r in g) for (s, m), g in groups.items() if m == own}
     found = []
-    for setting in work:
-        for method in grid.methods(setting):
-            reached = [within(r, work[setting]) for r in groups.get((setting, method), [])]
-            if not reached or None in reached:
+    for what, cost_of in COSTS.items():
+        for setting in grid.settings:
+            base = groups.get((setting, grid.content["work_of"]))
+            if not base:
                 continue
-            values = [each[0] for each in reached if each is not None]
-            _, interval, over = spread(values)
-            if len(reached) == 1 and reached[0] is not None:
-                interval, over = reached[0][1], "test tasks"
-            found.append(Reached(setting, method, fmean(values), interval, over))
+            cost = fmean(cost_of(record.summary["cost"]) for record in base)
+            for method in grid.methods(setting):
+                reached = [within(r, cost, what) for r in groups.get((setting, method), [])]
+                points = [point for point in reached if point is not None]
+                if points and len(points) == len(reached):
+                    found.append(Reached(setting, method, what, *_mean(points, cost)))
     return found
 
 
+def _mean(points: Sequence[Point], cost: float) -> tuple[float, float | None, str, float]:
+    """Return the mean of some seeds, its interval, what that is over, and what was spent."""
+    values = [point.value for point in points]
+    _, interval, over = spread(values)
+    if len(points) == 1:
+        interval, over = points[0].interval, "test tasks"
+    return fmean(values), interval, over, fmean(point.spent for point in points) / cost
+
+
 def equal_work_table(grid: Grid, records: Sequence[Record]) -> str:
-    """Return a row per method and a column per setting."""
-    found = {(each.setting, each.method): each for each in equal_work(grid, records)}
+    """Return, for each cost, a row per method and a column per setting."""
+    found = {(each.setting, each.method, each.within): each for each in equal_work(grid, records)}
     if not found:
         return "Not run yet."
     begun = {record.run.method for record in records}
-    settings = [s for s in grid.settings if any(setting == s for setting, _ in found)]
-    lines = [["", *(grid.settings[setting].get("label", setting) for setting in settings)]]
-    lines.append(["---"] * len(lines[0]))
-    for method, about in grid.methods(settings[0]).items():
-        if method in begun:
-            cells = [_text(found.get((setting, method))) for setting in settings]
-            lines.append([about["label"], *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    settings = [s for s in grid.settings if any(setting == s for setting, *_ in found)]
+    lines = []
+    for what in COSTS:
+        labels = [grid.settings[setting].get("label", setting) for setting in settings]
+        lines += ["", f"Within the {what}:", ""] if lines else [f"Within the {what}:", ""]
+        lines += [_row(["", *labels]), _row(["---"] * (1 + len(labels)))]
+        for method, about in grid.methods(settings[0]).items():
+            if method in begun:
+                cells = [_text(found.get((setting, method, what))) for setting in settings]
+                lines.append(_row([about["label"], *cells]))
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _text(reached: Reached | None) -> str:
     if reached is None:
         return "–"
-    if reached.interval is None:
-        return f"{reached.value:.2f}"
-    mark = "*" if reached.interval_over != "seeds" else ""
-    return f"{reached.value:.2f} ± {reached.interval:.2f}{mark}"
+    interval, mark = "", "" if reached.interval_over == "seeds" else "*"
+    if reached.interval is not None:
+        interval = f" ± {reached.interval:.2f}{mark}"
+    close = abs(reached.spent - 1) <= CLOSE
+    return f"{reached.value:.2f}{interval}" + ("" if close else f" (at {reached.spent:.2f})")

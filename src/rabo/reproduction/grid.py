@@ -2,9 +2,9 @@
 
 A file has what all runs share (`experiment`), `settings` and `methods`, each with what it changes
 (`run`), and the paper's numbers. `tuned` names the family of settings that tuning has chosen; a
-setting may have one of its own, for methods that were tuned for it. A method with `settings_of` has
-those that were chosen for another. `extends` names a file that it adds to, `runs` one whose runs it
-shows.
+setting may have one of its own, for methods that were tuned for it, and a method one that it has in
+all settings. A method with `settings_of` has those that were chosen for another. `extends` names a
+file that it adds to, `runs` one whose runs it shows.
 """
 
 import json
@@ -98,7 +98,7 @@ class Grid:
             self.content["experiment"],
             {
                 "algorithm_options": self._chosen_by_tuning(
-                    own_setting, own_method.get("settings_of", method)
+                    own_setting, own_method, own_method.get("settings_of", method)
                 )
             },
             own_setting.get("run", {}),
@@ -111,11 +111,14 @@ class Grid:
         folder = own_setting.get("folder", f"{self.runs_of}/{setting}")
         return Run(setting, method, Experiment(**options), f"{folder}/{method}/seed-{seed}")
 
-    def _chosen_by_tuning(self, setting: Mapping[str, Any], method: str) -> Mapping[str, Any]:
+    def _chosen_by_tuning(
+        self, setting: Mapping[str, Any], about: Mapping[str, Any], method: str
+    ) -> Mapping[str, Any]:
         """Return what was chosen for a setting that has its own tuning, else for all."""
         if "candidates" in self.content:
             return {}
-        families = [where["tuned"] for where in (self.content, setting) if "tuned" in where]
+        places = (about,) if "tuned" in about else (self.content, setting)
+        families = [where["tuned"] for where in places if "tuned" in where]
         known = [chosen[method] for f in families if method in (chosen := self.tuned.get(f, {}))]
         return known[-1] if known else {}
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from rabo.reproduction.equal_work import equal_work_table
 from rabo.reproduction.estimators import estimators_table, read_rows
-from rabo.reproduction.grid import describe, experiments_folder, load_grid
-from rabo.reproduction.records import Record, cells_of, read_records
+from rabo.reproduction.grid import describe, experiments_folder
+from rabo.reproduction.quoted import quote
+from rabo.reproduction.records import Record, cells_of
 from rabo.reproduction.relative import shares_table
+from rabo.reproduction.results import Results
 from rabo.reproduction.table import markdown
-from rabo.reproduction.targets import Results, targets_table
+from rabo.reproduction.targets import targets_table
 from rabo.reproduction.tuning import candidates_table
 
 TEMPLATE, REASONS = "page.md", "reasons.json"
@@ -30,28 +32,29 @@ def write_page(results: Path, path: Path) -> None:
     path.write_text(text)
 
 
-def fill(template: str, results: Path, path: Path) -> str:
-    """Replace {{table NAME}}, {{figure NAME}}, {{runs NAME}} and {{targets}}."""
+def fill(template: str, out: Path, path: Path) -> str:
+    """Replace {{table NAME}}, {{figure NAME}}, {{runs NAME}}, {{targets}} and quoted numbers."""
+    results = Results(out)
 
     def made(place: re.Match[str]) -> str:
         what, name = place[1], place[2]
         if what == "targets":
             reasons = json.loads((experiments_folder() / REASONS).read_text())
-            return targets_table(Results(results), reasons)
+            return targets_table(results, reasons)
         if what == "figure":
             return _figure(results, name, path)
         return _table(results, name) if what == "table" else _runs(results, name)
 
-    return PLACE.sub(made, template)
+    return quote(PLACE.sub(made, template), results)
 
 
-def _table(results: Path, name: str) -> str:
-    grid = load_grid(name)
+def _table(results: Results, name: str) -> str:
+    grid = results.grid(name)
     shows = grid.content["shows"]
     if shows == "estimators":
-        rows = read_rows(grid, results)
+        rows = read_rows(grid, results.out)
         return estimators_table(grid, rows) if rows else NOTHING
-    records = read_records(grid, results)
+    records = results.records(name)
     if not records:
         return NOTHING
     if shows == "tuning":
@@ -63,28 +66,29 @@ def _table(results: Path, name: str) -> str:
     return markdown(grid, cells_of(grid, records))
 
 
-def _figure(results: Path, name: str, path: Path) -> str:
-    figure = results / name / "figure.png"
+def _figure(results: Results, name: str, path: Path) -> str:
+    figure = results.out / name / "figure.png"
     if not figure.exists():
         return NOTHING
-    title = load_grid(name).content["title"]
+    title = results.grid(name).content["title"]
     return f"![{title}]({os.path.relpath(figure, path.parent)})"
 
 
-def _runs(results: Path, name: str) -> str:
+def _runs(results: Results, name: str) -> str:
     """Say how many runs there are, with which seeds, versions, rounds, devices and times."""
-    grid = load_grid(name)
-    if grid.content["shows"] == "estimators":
-        paths = sorted((results / name).glob("seed-*.json"))
+    if results.grid(name).content["shows"] == "estimators":
+        paths = sorted((results.out / name).glob("seed-*.json"))
         return _facts([json.loads(path.read_text())["versions"] for path in paths], [])
-    return _facts([], read_records(grid, results))
+    return _facts([], results.records(name))
 
 
 def _facts(versions: Sequence[dict[str, str]], records: Sequence[Record]) -> str:
     if not versions and not records:
         return NOTHING
     found = [*versions, *(record.summary["versions"] for record in records)]
-    software = dict.fromkeys(", ".join(f"{k} {v}" for k, v in each.items()) for each in found)
+    software = dict.fromkeys(
+        ", ".join(f"{k} {v}" for k, v in each.items() if k != "code") for each in found
+    )
     facts = [f"Runs: {len(found)}", *software]
     if records:
         seeds = sorted({record.run.experiment.seed for record in records})

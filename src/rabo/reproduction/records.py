@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import hypot, isfinite, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rabo.comparison import confidence
 from rabo.reproduction.grid import Changes, Grid, Run
@@ -155,20 +155,34 @@ def _cell(grid: Grid, setting: str, method: str, own: Sequence[Record]) -> Cell:
     )
 
 
-def difference(own: Sequence[Record], other: Sequence[Record]) -> tuple[float, float] | None:
-    """Return how far a method is above another and the 95 % interval of that, of common seeds.
+class Difference(NamedTuple):
+    """How far a method is above another, and the 95 % interval of that."""
+
+    value: float
+    interval: float
+    num_seeds: int  # that both have
+
+
+def difference(own: Sequence[Record], other: Sequence[Record]) -> Difference | None:
+    """Return how far a method is above another over the seeds that both have, if there are any.
 
     Of several seeds: of the differences seed by seed, by Student's t. Of one: √(a² + b²) of both
     intervals over test tasks, which is rather too wide, as both are judged on the same tasks.
     """
-    others = {record.run.experiment.seed: record for record in other}
-    pairs = [(r, others[seed]) for r in own if (seed := r.run.experiment.seed) in others]
+    pairs = pairs_of(own, other)
     if not pairs:
         return None
     gaps = [a.value - b.value for a, b in pairs]
     if len(gaps) > 1:
-        return fmean(gaps), confidence(gaps)
-    return gaps[0], hypot(*(100 * r.metrics["interval"] for r in pairs[0]))
+        return Difference(fmean(gaps), confidence(gaps), len(gaps))
+    sure = hypot(*(100 * record.metrics["interval"] for record in pairs[0]))
+    return Difference(gaps[0], sure, 1)
+
+
+def pairs_of(own: Sequence[Record], other: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Return the runs of two methods that have a seed in common."""
+    others = {record.run.experiment.seed: record for record in other}
+    return [(r, others[seed]) for r in own if (seed := r.run.experiment.seed) in others]
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None, str]:

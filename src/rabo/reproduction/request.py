@@ -3,7 +3,7 @@
 import os
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -17,6 +17,7 @@ from rabo.reproduction.page import write_page
 
 DATA = "RABO_DATA"
 DOWNLOADS: dict[str, Callable[..., Any]] = {"omniglot": load_omniglot, "cifar10": load_cifar10}
+RUNS = ("summary.json", "study-estimators/seed-*.json")
 PAGE, PAGE_PATH, COMMITTED = "page", Path("docs/results.md"), Path("results")
 
 
@@ -54,7 +55,7 @@ class Request:
     def perform(self, say: Callable[[str], None] = print) -> int:
         """Do what is asked; return 0, or 3 where runs are left."""
         if self.name == PAGE:
-            if self.rounds or self.seeds or self.option or self.only:
+            if replace(self, out=None) != Request(name=PAGE):
                 raise ValueError(
                     "page shows the runs that the experiments' files ask for and takes --out "
                     "alone; tables of other runs are beside them, in OUT/NAME/table.md"
@@ -126,7 +127,7 @@ class Request:
 
 
 def _check_holds_runs(folder: Path) -> None:
-    if not any(folder.glob("*/**/*.json")):
+    if not any(any(folder.rglob(pattern)) for pattern in RUNS):
         raise ValueError(
             f"{folder} must hold runs, got none; name the folder of a reproduction (--out): "
             f"{COMMITTED} where the repository lies, or what it was run with"

@@ -45,7 +45,7 @@ def sweep(
     is; where one of several at a time fails, others go on.
     """
     begun, missing = clock(), missing_of(runs, out)
-    do = partial(_do, out=out, every=every, clock=clock)
+    do = partial(_do, out=out, every=every, clock=clock, jobs=jobs)
     number, failed = len(runs) - len(missing), []
 
     def note(each: Run, text: str) -> None:
@@ -141,7 +141,9 @@ def _choice(value: Any) -> Any:
     return {name: each for name, each in value.items() if name not in PLACES}
 
 
-def _do(each: Run, tell: Tell, out: Path, every: float, clock: Callable[[], float]) -> str:
+def _do(
+    each: Run, tell: Tell, out: Path, every: float, clock: Callable[[], float], jobs: int
+) -> str:
     """Do one run and return what it has reached."""
     folder, begun, why = out / each.folder, clock(), ""
     has_begun = (folder / "config.json").exists()
@@ -161,6 +163,7 @@ def _do(each: Run, tell: Tell, out: Path, every: float, clock: Callable[[], floa
     about = {
         "wall_seconds": None if has_begun else round(clock() - begun, 1),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "runs_at_a_time": jobs,
         "device": ", then ".join(config.get("ran_on", [device_name(each.experiment.device)])),
         "why": why,
     }

@@ -10,6 +10,8 @@ from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped, spread
 from rabo.reproduction.table import not_run
 
+HELD_OUT = ("validation", "aside")  # from what training data: what tuning may see
+
 
 def choose(grid: Grid, records: Sequence[Record]) -> dict[str, Mapping[str, Any]]:
     """Return the best candidate of every method of which all have been run.
@@ -38,8 +40,12 @@ def _mean(records: Sequence[Record]) -> float:
 def check_validation(grid: Grid, records: Sequence[Record]) -> None:
     """Refuse runs that were judged on test data."""
     for record in records:
-        if record.config["task_options"].get("held_out", "test") == "test":
-            raise ValueError(f"{record.run.name} must be judged on validation data, got test data")
+        judged_on = record.config["task_options"].get("held_out", "test")
+        if judged_on not in HELD_OUT:
+            raise ValueError(
+                f"{record.run.name} must be judged on validation data (held_out one of "
+                f"{', '.join(HELD_OUT)}), got held_out={judged_on}"
+            )
 
 
 def write_choice(grid: Grid, records: Sequence[Record], tuned: Path) -> dict[str, Any]:

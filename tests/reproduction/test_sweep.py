@@ -6,8 +6,8 @@ import pytest
 from fakes import fake_run
 
 from rabo.experiment import run
-from rabo.reproduction import request
 from rabo.record import versions
+from rabo.reproduction import request
 from rabo.reproduction.collect import collect
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.records import cells_of, read_records

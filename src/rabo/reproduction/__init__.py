@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from rabo.errors import lookup
@@ -11,6 +10,7 @@ from rabo.reproduction.estimators import measure_estimators
 from rabo.reproduction.grid import (
     TUNED,
     Changes,
+    Grid,
     check_options,
     experiments_folder,
     known_grids,
@@ -61,37 +61,26 @@ def reproduce(
     is a trial and writes to `out`.
     """
     begun, left, left_out = clock(), 0, set[str]()  # folders: experiments share runs
-    given, tuned = tuned, tuned or experiments_folder() / TUNED
-    grids = [load_grid(each, tuned) for each in expand(name)]
-    if given and not given.exists() and not any("candidates" in g.content for g in grids):
-        raise ValueError(f"tuned must be a file of settings that tuning has written, got {given}")
-    some = grids[0].runs()[0].name
-    grids = [grid for grid in grids if grid.runs(changes)]
-    if not grids:
-        raise ValueError(f"only must match some run, such as {some}, got {list(changes.only)}")
+    grids = _asked_for(name, changes, tuned)
+    tuned = tuned or experiments_folder() / TUNED
+    is_trial = changes.rounds is not None or bool(changes.task_options)
     for grid in grids:
-        check_options(grid.runs(changes))
-    for grid in grids:
-        if not only_collect:
-            remaining = None if limit is None else limit - (clock() - begun)
-            do = (
-                partial(measure_estimators, grid)
-                if "estimators" in grid.content
-                else partial(sweep, jobs=jobs)
-            )
-            runs = part_of(grid.runs(changes), part)
-            if missing := missing_of(runs, out):
-                at_once = f", {min(jobs, len(missing))} at a time" if jobs > 1 else ""
-                say(f"{grid.name}: {len(missing)} of {len(runs)} runs to do{at_once}, in {out}")
-            try:
-                left += do(runs, out, limit=remaining, say=say, clock=clock)
-            except FileNotFoundError as error:
-                if len(expand(name)) == 1:
-                    raise
-                say(f"{grid.name}: left out: {error}")  # the others may have their data
-                left_out |= {str(run.folder) for run in missing_of(runs, out)}
+        runs = [] if only_collect else part_of(grid.runs(changes), part)
+        if missing := missing_of(runs, out):
+            at_once = f", {min(jobs, len(missing))} at a time" if jobs > 1 else ""
+            say(f"{grid.name}: {len(missing)} of {len(runs)} runs to do{at_once}, in {out}")
+        remaining = None if limit is None else limit - (clock() - begun)
+        try:
+            if "estimators" in grid.content:
+                left += measure_estimators(grid, runs, out, limit=remaining, say=say, clock=clock)
+            else:
+                left += sweep(runs, out, limit=remaining, jobs=jobs, say=say, clock=clock)
+        except FileNotFoundError as error:
+            if len(expand(name)) == 1:
+                raise
+            say(f"{grid.name}: left out: {error}")  # the others may have their data
+            left_out |= {str(run.folder) for run in missing_of(runs, out)}
         if part[1] == 1:  # else others are still at it
-            is_trial = changes.rounds is not None or bool(changes.task_options)
             for line in collect(grid, out, out / TUNED if is_trial else tuned, changes):
                 say(line)
     if left_out:
@@ -99,6 +88,20 @@ def reproduce(
     if left:
         say(f"{left} runs are left: give the same command again to go on")
     return left + len(left_out)
+
+
+def _asked_for(name: str, changes: Changes, tuned: Path | None) -> list[Grid]:
+    """Return the grids that a name stands for, if they can be done."""
+    grids = [load_grid(each, tuned or experiments_folder() / TUNED) for each in expand(name)]
+    if tuned and not tuned.exists() and not any("candidates" in g.content for g in grids):
+        raise ValueError(f"tuned must be a file of settings that tuning has written, got {tuned}")
+    some = grids[0].runs()[0].name
+    grids = [grid for grid in grids if grid.runs(changes)]
+    if not grids:
+        raise ValueError(f"only must match some run, such as {some}, got {list(changes.only)}")
+    for grid in grids:
+        check_options(grid.runs(changes))
+    return grids
 
 
 __all__: Sequence[str] = ["Changes", "names", "reproduce"]

@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# threads of one process; tests run in one process per core
+# threads of one process: tests run in one process per core, and on a busy machine two threads are
+# many times slower than one
 THREADS := OMP_NUM_THREADS=1
 
 .PHONY: setup demo test lint docs bench clean
@@ -17,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/rabo demo
+	$(THREADS) $(BIN)/rabo demo
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

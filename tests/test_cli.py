@@ -337,6 +337,15 @@ def test_a_page_of_no_runs_is_refused_and_the_old_one_stays(tmp_path, monkeypatc
     assert not (tmp_path / "docs").exists()
 
 
+def test_a_page_of_other_runs_is_written_beside_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["reproduce", "study-errata", "--only", "erratum-6/*/seed-0", "--device", "cpu"]
+    assert call(*asked, "--out", "runs/own").exit_code == 0
+    assert "written: runs/own/page.md" in call("reproduce", "page", "--out", "runs/own").output
+    assert (tmp_path / "runs/own/page.md").read_text().startswith("# Results")
+    assert not (tmp_path / "docs").exists()
+
+
 @pytest.mark.parametrize(
     "words", [["--collect"], ["--limit", 5], ["--part", "9/2"], ["--device", "tpu"]]
 )

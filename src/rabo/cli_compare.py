@@ -245,7 +245,9 @@ def list_algorithms(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     kind = ALGORITHMS[name]
-    console.print(f"{name}: {inspect.getdoc(kind)}\n\n{kind.paper}", highlight=False)
+    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    about = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    console.print(f"{name}: {about}\n\n{kind.paper}", highlight=False, markup=False)
     _print_rows(rows)
     console.print(OPTIONS, highlight=False)
 

@@ -62,8 +62,10 @@ class Request:
                 )
             folder = self.out or COMMITTED
             _check_holds_runs(folder)
-            write_page(folder, PAGE_PATH)
-            say(f"written: {PAGE_PATH}")
+            is_committed = folder.resolve() == COMMITTED.resolve()
+            path = PAGE_PATH if is_committed else folder / "page.md"
+            write_page(folder, path)
+            say(f"written: {path}")
             return 0
         lookup("experiment", self.name, dict.fromkeys([*names(), PAGE]))
         if self.jobs < 1:

@@ -339,10 +339,17 @@ def test_a_page_of_no_runs_is_refused_and_the_old_one_stays(tmp_path, monkeypatc
 
 def test_a_page_of_other_runs_is_written_beside_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ["reproduce", "study-errata", "--only", "erratum-6/*/seed-0", "--device", "cpu"]
-    assert call(*asked, "--out", "runs/own").exit_code == 0
+    asked = ["reproduce", "study-errata", "--seeds", 1, "--device", "cpu", "--out", "runs/own"]
+    assert call(*asked, "--only", "erratum-[56]", "--rounds", 2).exit_code == 0
+    for config in (tmp_path / "runs/own").rglob("config.json"):  # as if all rounds had been done
+        rounds = 200 if "erratum-6" in str(config) else 30
+        about = {**json.loads(config.read_text()), "rounds": rounds}
+        about["evaluate_every"] = rounds // 10
+        config.write_text(json.dumps(about))
     assert "written: runs/own/page.md" in call("reproduce", "page", "--out", "runs/own").output
-    assert (tmp_path / "runs/own/page.md").read_text().startswith("# Results")
+    page = (tmp_path / "runs/own/page.md").read_text()
+    assert page.startswith("> Numbers, tables and verdicts are of the runs in this folder.")
+    assert "(one seed) (5)" in " ".join(page.split())  # a difference of one seed, in a sentence
     assert not (tmp_path / "docs").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,10 @@ def test_how_far_a_method_is_ahead_is_of_common_seeds_where_the_other_has_spent_
     # halfway between its evaluations the other is at 0.7 and 0.8
     found = ahead(own, other, "multiply-adds")
     assert found == pytest.approx((10, 0, 2), abs=1e-9)
-    assert ahead(own, other[:1], "multiply-adds") is None  # one seed has no interval
+    alone = ahead(own, other[:1], "multiply-adds")
+    assert alone is not None
+    assert (alone.value, isnan(alone.interval), alone.num_seeds) == (pytest.approx(10), True, 1)
+    assert ahead(own, [], "multiply-adds") is None
 
 
 STATIC_BY_BYTES = "| Static | 40.00 ± 2.00* (at 1.25) |"

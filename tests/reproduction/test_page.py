@@ -5,10 +5,13 @@ Most sentences of the page quote the runs (see test_quoted.py); these are the ot
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rabo.reproduction.equal_work import ahead
+from rabo.reproduction.records import difference
 from rabo.reproduction.results import Results
 from rabo.reproduction.targets import AIMS, SUBMODELS
 
@@ -44,10 +47,8 @@ def test_the_page_says_where_the_multiply_adds_of_its_runs_went():
             last = phases.get("estimate_outer") or phases["estimate_privately"]
             first = [own for own in phases.values() if own is not last]
             features = [last["features"], sum(own["features"] for own in first)]
-            if setting == "5-way-1-shot":  # of 20 drawings 19 are queries
-                column += [features[0] * 19 / 20, features[0] / 20, features[1]]
-            else:
-                column += [sum(features)]
+            queries = QUERIES[setting]
+            column += [features[0] * queries, features[0] * (1 - queries), features[1]]
             column += [sum(own["head"] for own in first), last["head"]]
         columns.append(column)
     for row, expected in zip(told, zip(*columns, strict=True), strict=True):
@@ -55,6 +56,22 @@ def test_the_page_says_where_the_multiply_adds_of_its_runs_went():
         assert row == pytest.approx(expected, abs=0.6 * 10**-decimals)
 
 
+def test_the_page_says_what_would_be_left_without_an_implicit_term():
+    left = []
+    for setting in AIMS:
+        run = f"table-1/{setting}/rabo/seed-0"
+        sweep = cost_of(run, "estimate_outer") * (1 - QUERIES[setting])
+        base = cost_of(f"table-1/{setting}/fedmbo/seed-0")
+        left.append(100 * (cost_of(run) - sweep) / base)
+    assert f"at {listed(left)} % of FedMBO's in the four settings" in said()
+
+
+QUERIES = {  # share of a task's images that are queries, in training
+    "5-way-1-shot": 19 / 20,
+    "5-way-5-shot": 15 / 20,
+    "20-way-1-shot": 5 / 6,
+    "20-way-5-shot": 5 / 10,
+}
 MULTIPLY_ADDS = (
     (ROOT / "experiments/page.md")
     .read_text()
@@ -102,6 +119,15 @@ def test_the_page_compares_shared_heads_with_the_best_that_baselines_ever_were()
         best_of[setting] = f"{min(best):.1f} to {max(best):.1f}"
     page = said()
     assert f"at least {listed(least)} points above" in page
+    falls = [
+        max(100 * e["metrics"]["accuracy"] for e in run.curve) - run.value
+        for setting in AIMS
+        for m in SUBMODELS
+        for run in runs[setting, f"{m}-shared"]
+        if setting.startswith("5-way")
+    ]
+    assert 6 < max(falls) < 7
+    assert "at 5-way they end at most 7 points below their best" in page
     assert f"reach {best_of['20-way-1-shot']} (1-shot) and {best_of['20-way-5-shot']}" in page
 
 
@@ -130,6 +156,72 @@ def test_single_level_methods_send_as_much_as_the_page_says():
     spent = RESULTS.cells("study-longer")
     sent = {f"{spent[s, 'rabo-800'].bytes / cells[s, 'fedrolex'].bytes:.1f}" for s in AIMS}
     assert sent == {"4.2"}
+    assert "and 4.2 times their bytes" in said()
+
+
+def signs(own, other, how=difference):
+    """Say for each cell whether it is above (+), below (-) or cannot be told from another (0)."""
+    found = []
+    for own_key, other_key in zip(keys(own), keys(other), strict=True):
+        gap = how(runs_at(own_key), runs_at(other_key))
+        is_told = abs(gap.value) > gap.interval
+        found.append(("+" if gap.value > 0 else "-") if is_told else "0")
+    return " ".join(found)
+
+
+def keys(pattern):
+    name, setting, method = pattern.split("/")
+    grid = RESULTS.grid(name)
+    settings = [s for s in grid.settings if setting in ("*", s)]
+    return [(name, s, m) for s in settings for m in grid.methods(s) if method in ("*", m)]
+
+
+def runs_at(key):
+    name, *cell = key
+    return RESULTS.finished(name)[tuple(cell)]
+
+
+def of_table_1(own, other):
+    return f"table-1/*/{own}", f"table-1/*/{other}"
+
+
+@pytest.mark.parametrize(
+    ("cells", "pattern"),
+    [
+        (of_table_1("rabo", "fedmbo"), "- - - -"),
+        (of_table_1("rabo-shared", "fedmbo-shared"), "0 + 0 +"),  # "above at 5-shot"
+        (of_table_1("rafbo", "rabo"), "0 0 0 0"),  # "cannot be told apart"
+        (of_table_1("fedmbo", "dist-maml"), "0 0 + 0"),  # "beyond the interval in one setting"
+        (of_table_1("dist-protonet", "fedmbo"), "0 + + 0"),  # "in two"
+        (of_table_1("dist-protonet", "rabo"), "+ + + +"),
+        (of_table_1("rabo", "static"), "+ + 0 +"),  # "cannot tell it from the other two"
+        (of_table_1("rabo", "fiarse"), "+ + 0 +"),
+        (of_table_1("rabo", "oap"), "+ + - +"),
+        (of_table_1("rabo", "fedrolex"), "+ + - -"),
+        (("study-variants/*/rabo-rolling", "table-1/*/rabo"), "0 0 + +"),
+        (("study-longer/*/rabo-800", "table-1/*/rabo"), "0 0 - -"),
+        (("study-capacities/changing/*", "study-capacities/fixed/*"), "0 0 0 +"),  # only FedRolex
+        (("study-dirichlet/dirichlet/*", "study-dirichlet/shards/*"), "0 0 0 0"),
+        (("study-errata/erratum-7/corrected", "study-errata/erratum-7/literal"), "0"),
+        (("study-errata/erratum-13/corrected", "study-errata/erratum-13/literal"), "0"),
+        (("study-errata/erratum-2/corrected", "study-errata/erratum-2/literal"), "+"),
+    ],
+)
+def test_words_of_the_page_say_what_the_numbers_that_they_quote_say(cells, pattern):
+    assert signs(*cells) == pattern
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "pattern"),
+    [
+        ("fedmbo", "multiply-adds", "0 + - 0"),
+        ("dist-protonet", "multiply-adds", "0 0 0 0"),  # "cannot tell them apart"
+        ("dist-protonet", "bytes", "- - - -"),  # "the better choice"
+        *((name, "multiply-adds", "+ + + +") for name in SUBMODELS),  # "above all four"
+    ],
+)
+def test_words_of_the_page_on_equal_cost_say_what_the_numbers_say(other, what, pattern):
+    assert signs(*of_table_1("rabo", other), how=partial(ahead, what=what)) == pattern
 
 
 def accuracy_of(setting, method):

@@ -52,7 +52,7 @@ def test_a_cut_reproduction_goes_on_and_ends_with_the_table_of_its_summaries(tmp
     summary = json.loads((first / "summary.json").read_text())
     assert summary["metrics"]["distance"] == whole.metrics["distance"]
     assert abs(datetime.now(UTC) - datetime.fromisoformat(summary["ended"])) < timedelta(hours=1)
-    assert summary["runs_at_a_time"] == 1
+    assert summary["most_runs_at_a_time"] == 1
     assert summary["versions"]["code"] == versions()["code"]
     kept = {"config.json", "curve.jsonl", "summary.json"}
     assert {path.name for path in first.iterdir()} == kept

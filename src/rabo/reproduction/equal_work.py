@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from math import nan
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -68,12 +69,14 @@ def ahead(own: Sequence[Record], other: Sequence[Record], what: str) -> Differen
         for a, b in pairs_of(own, other)
         if (there := within(b, COSTS[what](a.summary["cost"]), what)) is not None
     ]
-    return Difference(fmean(gaps), confidence(gaps), len(gaps)) if len(gaps) > 1 else None
+    if not gaps:
+        return None
+    return Difference(fmean(gaps), confidence(gaps) if len(gaps) > 1 else nan, len(gaps))
 
 
 def equal_work(grid: Grid, records: Sequence[Record]) -> list[Reached]:
     """Return what methods reach within each cost of the grid's `work_of`, where it is known."""
-    groups = grouped([record for record in records if not record.diverged])
+    groups = {key: own for key, own in grouped(records).items() if not any(r.diverged for r in own)}
     found = []
     for what, cost_of in COSTS.items():
         for setting in grid.settings:

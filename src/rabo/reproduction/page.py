@@ -25,9 +25,9 @@ NOTHING = "Not run yet."
 MOST_VALUES = 4  # of an option that are told
 
 
-def write_page(results: Path, path: Path) -> None:
+def write_page(results: Path, path: Path, note: str = "") -> None:
     """Fill the template from what is below `results`."""
-    text = fill((experiments_folder() / TEMPLATE).read_text(), results, path)
+    text = note + fill((experiments_folder() / TEMPLATE).read_text(), results, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
@@ -45,7 +45,10 @@ def fill(template: str, out: Path, path: Path) -> str:
             return _figure(results, name, path)
         return _table(results, name) if what == "table" else _runs(results, name)
 
-    return quote(PLACE.sub(made, template), results)
+    text = quote(PLACE.sub(made, template), results)
+    if "{{" in text:
+        raise ValueError(f"{TEMPLATE} must quote cells, got {text[text.index('{{') :][:80]}")
+    return text
 
 
 def _table(results: Results, name: str) -> str:

@@ -1,4 +1,6 @@
-"""Numbers in the sentences of the page, read from the runs: no sentence outlives them.
+"""Numbers in the sentences of the page, read from the runs.
+
+What the words around them say is tested in tests/reproduction/test_page.py.
 
 Cells of tables are named GRID/SETTING/METHOD, or by a pattern such as table-1/*/rabo, which stands
 for several, in the order of the grid:
@@ -14,7 +16,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import NamedTuple
+from math import isnan
+from typing import NamedTuple, TypeAlias
 
 from rabo.errors import lookup
 from rabo.reproduction.equal_work import ahead
@@ -22,7 +25,8 @@ from rabo.reproduction.records import Difference, Record, difference
 from rabo.reproduction.results import Results
 
 PLACE = re.compile(r"\{\{(\w+)((?:\s[\w-]+/[\w*-]+/[\w*-]+)+)\}\}")
-NOTHING = "not run yet"
+NOTHING, DIVERGED = "not run yet", "diverged"
+Compare: TypeAlias = Callable[[Sequence[Record], Sequence[Record]], Difference | None]
 
 
 class Address(NamedTuple):
@@ -37,9 +41,11 @@ def quote(text: str, results: Results) -> str:
     """Put the numbers in."""
 
     def made(place: re.Match[str]) -> str:
-        number = lookup("number", place[1], KINDS)
-        cells = [_cells(results, pattern) for pattern in place[2].split()]
-        *most, last = [number(results, *each) for each in zip(*cells, strict=True)]
+        kind, patterns = lookup("number", place[1], KINDS), place[2].split()
+        if len(patterns) != kind.num_cells:
+            raise ValueError(f"{place[1]} takes {kind.num_cells} cells, got {place[0]}")
+        cells = [_cells(results, pattern) for pattern in patterns]
+        *most, last = [kind.write(results, *each) for each in zip(*cells, strict=True)]
         return f"{', '.join(most)} and {last}" if most else last
 
     return PLACE.sub(made, text)
@@ -59,25 +65,28 @@ def _reached(results: Results, own: Address) -> str:
     cell = results.cells(own.grid).get(own[1:])
     if cell is None:
         return NOTHING
-    return "diverged" if cell.value is None else f"{cell.value:.2f}"
+    if cell.value is None:
+        return DIVERGED
+    return f"{cell.value:.2f}" if "accuracy" in cell.headline else f"{cell.value:.2e}"
 
 
 def _apart(results: Results, own: Address, other: Address) -> str:
-    return _written(difference(_seeds(results, own), _seeds(results, other)))
+    return _compared(difference, results, own, other)
 
 
 def _ahead(what: str, results: Results, own: Address, other: Address) -> str:
-    return _written(ahead(_seeds(results, own), _seeds(results, other), what))
+    return _compared(partial(ahead, what=what), results, own, other)
 
 
-def _seeds(results: Results, cell: Address) -> Sequence[Record]:
-    return results.finished(cell.grid).get(cell[1:], [])
-
-
-def _written(found: Difference | None) -> str:
+def _compared(how: Compare, results: Results, own: Address, other: Address) -> str:
+    if any(_reached(results, each) == DIVERGED for each in (own, other)):
+        return DIVERGED
+    found = how(*(results.finished(each.grid).get(each[1:], []) for each in (own, other)))
     if found is None:
         return NOTHING
-    return f"{found.value:+.2f} ± {found.interval:.2f}".replace("-", "−")
+    interval = "" if isnan(found.interval) else f" ± {found.interval:.2f}"
+    alone = " (one seed)" if found.num_seeds == 1 else ""
+    return f"{found.value:+.2f}{interval}{alone}".replace("-", "−")
 
 
 def _times(results: Results, own: Address, other: Address) -> str:
@@ -88,10 +97,17 @@ def _times(results: Results, own: Address, other: Address) -> str:
     return f"{work / base:.1f}" if work >= base else f"{work / base:.2f}"
 
 
-KINDS: Mapping[str, Callable[..., str]] = {
-    "reached": _reached,
-    "apart": _apart,
-    "times": _times,
-    "ahead": partial(_ahead, "multiply-adds"),
-    "ahead_by_bytes": partial(_ahead, "bytes"),
+class Kind(NamedTuple):
+    """What can be quoted, of how many cells."""
+
+    num_cells: int
+    write: Callable[..., str]
+
+
+KINDS: Mapping[str, Kind] = {
+    "reached": Kind(1, _reached),
+    "apart": Kind(2, _apart),
+    "times": Kind(2, _times),
+    "ahead": Kind(2, partial(_ahead, "multiply-adds")),
+    "ahead_by_bytes": Kind(2, partial(_ahead, "bytes")),
 }

@@ -159,7 +159,7 @@ class Difference(NamedTuple):
     """How far a method is above another, and the 95 % interval of that."""
 
     value: float
-    interval: float
+    interval: float  # NaN of one seed whose task does not say how sure it is
     num_seeds: int  # that both have
 
 
@@ -175,7 +175,7 @@ def difference(own: Sequence[Record], other: Sequence[Record]) -> Difference | N
     gaps = [a.value - b.value for a, b in pairs]
     if len(gaps) > 1:
         return Difference(fmean(gaps), confidence(gaps), len(gaps))
-    sure = hypot(*(100 * record.metrics["interval"] for record in pairs[0]))
+    sure = hypot(*(100 * record.metrics.get("interval", nan) for record in pairs[0]))
     return Difference(gaps[0], sure, 1)
 
 

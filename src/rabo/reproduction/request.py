@@ -17,6 +17,10 @@ from rabo.reproduction.page import write_page
 
 DATA = "RABO_DATA"
 DOWNLOADS: dict[str, Callable[..., Any]] = {"omniglot": load_omniglot, "cifar10": load_cifar10}
+ELSEWHERE = """> Numbers, tables and verdicts are of the runs in this folder. Sentences around
+> them, reasons and links are those of docs/results.md and of the runs of the repository.
+
+"""
 RUNS = ("summary.json", "study-estimators/seed-*.json")
 PAGE, PAGE_PATH, COMMITTED = "page", Path("docs/results.md"), Path("results")
 
@@ -64,7 +68,7 @@ class Request:
             _check_holds_runs(folder)
             is_committed = folder.resolve() == COMMITTED.resolve()
             path = PAGE_PATH if is_committed else folder / "page.md"
-            write_page(folder, path)
+            write_page(folder, path, "" if is_committed else ELSEWHERE)
             say(f"written: {path}")
             return 0
         lookup("experiment", self.name, dict.fromkeys([*names(), PAGE]))

@@ -45,7 +45,7 @@ def sweep(
     is; where one of several at a time fails, others go on.
     """
     begun, missing = clock(), missing_of(runs, out)
-    do = partial(_do, out=out, every=every, clock=clock, jobs=jobs)
+    do = partial(_do, out=out, every=every, clock=clock, jobs=max(1, min(jobs, len(missing))))
     number, failed = len(runs) - len(missing), []
 
     def note(each: Run, text: str) -> None:
@@ -163,7 +163,7 @@ def _do(
     about = {
         "wall_seconds": None if has_begun else round(clock() - begun, 1),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runs_at_a_time": jobs,
+        "most_runs_at_a_time": jobs,
         "device": ", then ".join(config.get("ran_on", [device_name(each.experiment.device)])),
         "why": why,
     }

@@ -65,8 +65,13 @@ def test_options_have_the_types_of_the_task():
         parse_options("ways")
 
 
-def context(partition, **node):
+@pytest.fixture(autouse=True)
+def a_task_of_flower():
+    """Without which no message can be made."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+
+def context(partition, **node):
     return Context(1, 100 + partition, {"partition-id": partition, **node}, RecordDict(), OWN)
 
 

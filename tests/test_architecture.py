@@ -8,10 +8,10 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "rabo"
 
 LAYERS = [
-    ["tree", "seeding", "errors"],
-    ["channels", "metering", "curvature", "export", "models", "data"],
+    ["tree", "seeding", "errors", "functional"],
+    ["channels", "metering", "curvature", "export", "models", "data", "bound", "labels"],
     ["submodel", "resources"],
-    ["compact", "covering", "bilevel"],
+    ["compact", "covering", "bilevel", "rows"],
     ["aggregation"],
     ["discovery"],
     ["problem"],
@@ -19,7 +19,7 @@ LAYERS = [
     ["masks", "hypergradients"],
     ["runtimes"],
     ["ledger", "algorithms"],
-    ["rounds"],
+    ["rounds", "checking", "alarms"],
     ["federation"],
     ["solve"],
     ["tasks", "checkpoint", "writers"],
@@ -27,7 +27,10 @@ LAYERS = [
     ["theory", "experiment", "terminal", "summary"],
     ["comparison", "bench", "live", "report"],
     ["reproduction"],
-    ["cli_options", "cli_compare", "cli_bench", "cli_report", "cli_reproduce", "flower"],
+    [
+        *("cli_options", "cli_compare", "cli_bench", "cli_check", "cli_report", "cli_reproduce"),
+        "flower",
+    ],
     ["cli"],
     ["__main__", "__init__"],
 ]

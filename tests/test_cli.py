@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -38,6 +39,20 @@ def test_without_flower_its_command_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", WITHOUT_FLOWER], capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install 'rabo[flower]'" in done.stderr
+
+
+def test_ignored_capacities_are_one_line_of_warning_and_the_run_goes_on(tmp_path):
+    run = ("run", "quadratic", "--algorithm", "fednest", "--clients", 2, "--rounds", 2, "--quiet")
+    done = call(*run, "--capacities", "1,1/2", "--out", tmp_path / "full")
+    assert done.exit_code == 0, done.output
+    [line] = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert "client 1 has capacity 0.5" in line
+    assert "--policy importance" in line
+    submodels = call(
+        *run, "--capacities", "1,1/2", "--policy", "importance", "--out", tmp_path / "x"
+    )
+    assert submodels.exit_code == 0
+    assert "warning" not in submodels.stderr
 
 
 def test_a_run_writes_its_folder_with_all_that_a_reader_needs(tmp_path):
@@ -255,8 +270,8 @@ def test_quiet_prints_the_result_alone(tmp_path):
 
 def test_a_run_that_diverges_fails_with_client_and_round_and_keeps_its_record(tmp_path):
     out = tmp_path / "run"
-    with pytest.warns(match="exceeds 2/l_g1"):
-        done = call("run", "quadratic", "--beta", 1000, "--rounds", 400, "--out", out)
+    done = call("run", "quadratic", "--beta", 1000, "--rounds", 400, "--out", out)
+    assert "exceeds 2/l_g1" in done.stderr
     text = " ".join(done.output.split())
     assert done.exit_code == 1
     assert "failed in round" in text
@@ -360,3 +375,44 @@ def test_options_that_a_page_does_not_take_are_refused(words):
     done = call("reproduce", "page", *words)
     assert done.exit_code == 1
     assert "takes --out alone" in " ".join(done.output.split())
+
+
+def test_check_of_an_example_and_of_a_problem_file_passes():
+    folder = Path(__file__).parents[1]
+    done = call("check", folder / "docs" / "examples" / "feature_penalties.py")
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 clients" in done.output
+    assert "algorithm='simrabo'" in done.output  # few rows per client: they differ
+    problem = folder / "src" / "rabo" / "flower" / "template" / "problem.py"
+    done = call("check", problem, "--clients", 3, "--seed", 1)
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 clients" in done.output
+
+
+BROKEN = """
+import rabo, torch
+
+def inner(x, y, data):
+    return (y["y"] - x["x"]).square().sum()
+
+def outer(x, y, data):
+    return x["x"].square().sum()
+
+def problem(partition, num_partitions):
+    start = torch.ones(2)
+    made = rabo.Problem(inner=inner, outer=outer, x={"x": start}, y={"y": 0 * start})
+    return made.on(inner=None, outer=None)
+"""
+
+
+def test_check_of_a_broken_problem_exits_with_1_and_of_a_bad_file_with_2(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    done = call("check", tmp_path / "broken.py")
+    assert done.exit_code == 1
+    assert "does not depend on y" in done.output
+    (tmp_path / "empty.py").write_text("")
+    for name, message in {"empty.py": "problem(partition", "none.py": "is not there"}.items():
+        done = call("check", tmp_path / name)
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.split())
+        assert "Traceback" not in done.output

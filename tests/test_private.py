@@ -75,7 +75,7 @@ def test_noise_has_the_deviation_it_says_and_is_independent_between_answers():
 
 
 def test_noise_is_never_the_same_twice_in_a_round_and_can_be_repeated():
-    algorithm = FedNest(num_inner_steps=3, num_local_steps=1, num_terms=1)
+    algorithm = FedNest(num_inner_steps=3, num_local_steps=1, num_terms=1, policy=rabo.Static())
     noisy = rabo.Privacy(clip=1e-9, noise_multiplier=1e9)  # noise alone is left
     state, sent = run(noisy, algorithm, 2)
     values = [v for _, _, a in sent.seen if a for t in a.values() for v in next(iter(t.values()))]

@@ -25,7 +25,7 @@ def quadratics(num_clients=4, heterogeneity=1.0, **kwargs):
 def solve(problems, capacities=None, **options):
     capacities = capacities or [1.0] * len(problems)
     clients = [rabo.Client(p, c) for p, c in zip(problems, capacities, strict=True)]
-    options = {"num_inner_steps": 1, "alpha": 0.1, **options}
+    options = {"num_inner_steps": 1, "alpha": 0.1, "outer_step": "descent", **options}
     return rabo.solve(clients, **options)
 
 
@@ -265,7 +265,7 @@ def test_a_step_size_that_cannot_work_is_warned_about_with_the_number():
     with pytest.warns(rabo.StepSizeWarning, match=f"{2 / largest:g}"):
         solve(problems, rounds=1, beta=3 / largest)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", rabo.StepSizeWarning)
         solve(problems, rounds=1, beta=1.9 / largest)
 
 

@@ -91,7 +91,10 @@ def test_a_run_that_was_stopped_has_the_same_coverage_on_record(tmp_path):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [rabo.RABO(alpha=0.05, warm_up=1), SimFBO(alpha=0.05, warm_up=1, num_local_steps=[1, 3])],
+    [
+        rabo.RABO(alpha=0.05, warm_up=1),
+        SimFBO(alpha=0.05, warm_up=1, num_local_steps=[1, 3], policy=rabo.Static()),
+    ],
     ids=["rabo", "simfbo"],
 )
 def test_the_hypergradient_is_as_long_as_the_step_on_x_over_its_size(algorithm):

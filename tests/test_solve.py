@@ -28,6 +28,13 @@ def test_a_trace_or_a_function_changes_the_width_by_round():
     assert [w[1] for w in widths] == [1.0, 1 / 2, 1 / 3, 1 / 4]
 
 
+@pytest.mark.parametrize(("algorithm", "width"), [("fedavg", 1.0), ("rabo", 0.5)])
+def test_the_record_says_which_width_a_client_trains(algorithm, width):
+    """FedAvg is published for the full model, which it trains whatever the capacity."""
+    result = rabo.solve([client(0), client(1, 0.5)], algorithm=algorithm, rounds=1, beta=0.01)
+    assert result.history[0].present == {0: 1.0, 1: width}
+
+
 @pytest.mark.parametrize("kind", ["memory", "multiply_adds", "traffic"])
 def test_a_budget_gets_the_widest_submodel_that_fits(kind):
     def spent(width):
@@ -134,6 +141,11 @@ def frozen():
         (lambda: rabo.solve([client()], evaluate_every=0), "evaluate_every must be"),
         (lambda: rabo.solve([client()], algorithm="rabbo"), "Did you mean 'rabo'"),
         (lambda: rabo.solve([client()], alhpa=1), "Did you mean 'alpha'"),
+        (lambda: rabo.solve([client()], algorithm="fednest", neumann=5), "mean 'num_terms'"),
+        (lambda: rabo.solve([client()], neumann=5), "Did you mean 'hypergradient'"),
+        (lambda: rabo.solve([client()], lr=0.1), "Did you mean 'alpha' or 'beta'"),
+        (lambda: make_algorithm("simfbo", local_steps=2), "Did you mean 'num_local_steps'"),
+        (lambda: make_algorithm("rabo", inner_steps=2), "Did you mean 'num_inner_steps'"),
         (lambda: rabo.solve([client()], algorithm=rabo.RABO(), alpha=1), "belong to the algorithm"),
         (lambda: rabo.solve([rabo.Client(tree_problem(), 0.5)]), "nothing of this problem can be"),
         (lambda: tree_problem(prune="all"), "prune must be"),
@@ -231,6 +243,66 @@ def test_batches_are_drawn_anew_for_every_step_or_once_a_round():
 
     assert len(batches("round")) == 1
     assert len(batches("step")) > 4
+
+
+def points(batch_size, seen=None):
+    def features(x, data):
+        if seen is not None:
+            seen.append(len(data))
+        return data @ x["x"]
+
+    return rabo.Problem(
+        inner=lambda z, y, d: (z @ y["y"] - 1).square().mean() + y["y"].square().sum(),
+        outer=lambda z, y, d: (z @ y["y"] + 1).square().mean(),
+        features=features,
+        x={"x": torch.eye(3, 2).double()},
+        y={"y": torch.ones(2).double()},
+        batch_size=batch_size,
+    ).on(inner=torch.randn(6, 3).double(), outer=torch.randn(9, 3).double())
+
+
+@pytest.mark.parametrize(("batch_size", "whole"), [(5, ()), (6, (0,)), (8, (0,)), (9, (0, 1))])
+def test_a_batch_that_holds_all_data_is_the_data_itself(batch_size, whole):
+    problem = points(batch_size)
+    batch = problem.batch(stream(0))
+    same = tuple(i for i in (0, 1) if batch[i] is problem.data[i])
+    assert same == whole
+    assert [len(part) for part in batch] == [min(batch_size, 6), min(batch_size, 9)]
+    assert (batch is problem.data) == (whole == (0, 1))
+
+
+@pytest.mark.parametrize("batch_size", [2, 6, 8, 20])
+def test_one_level_of_a_batch_has_the_items_that_the_whole_batch_has(batch_size):
+    problem = points(batch_size)
+    batch = problem.batch(stream(3))
+    for level in ("inner", "outer"):
+        alone = problem.batch_of(level, lambda: stream(3))
+        assert torch.equal(getattr(alone, level), getattr(batch, level))
+
+
+def test_batches_that_hold_all_data_compute_the_features_as_often_as_no_batches():
+    numbers = []
+    for batch_size in (None, 100):
+        seen = []
+        clients = [rabo.Client(points(batch_size, seen))]
+        rabo.solve(clients, algorithm="fednest", rounds=2, beta=0.01, smoothness=9.0)
+        numbers.append(seen)
+    assert numbers[0] == numbers[1]
+
+
+def test_capacities_that_the_policy_ignores_are_warned_of_once_with_the_remedy():
+    clients = [client(0, [1.0, 0.5]), client(1)]
+    for algorithm in ("fednest", "simfbo", "fedavg"):
+        with pytest.warns(
+            rabo.CapacityWarning, match="client 0.*0.5.*policy='importance'"
+        ) as found:
+            rabo.solve(clients, algorithm=algorithm, rounds=3, beta=0.01)
+        assert len(found) == 1
+
+
+def test_capacities_are_not_warned_of_where_submodels_are_trained_or_all_have_capacity_1():
+    for capacity, options in ((0.5, {"policy": "importance"}), (1.0, {})):
+        rabo.solve([client(0, capacity)], algorithm="fednest", rounds=1, beta=0.01, **options)
 
 
 def test_nobody_present_is_no_error_with_measured_step_sizes_either():

@@ -64,6 +64,8 @@ def test_a_cosine_falls_from_start_to_zero():
 @pytest.mark.parametrize("step", [0.0, -1, float("inf"), float("nan"), True, "fast", Cosine, None])
 def test_what_is_no_step_size_is_refused(step):
     for name in ("alpha", "beta"):
+        if name == "alpha" and step is None:
+            continue  # the default of the outer step
         with pytest.raises(ValueError, match=f"{name} must be a positive number"):
             rabo.RABO(**{name: step})
 
@@ -123,7 +125,7 @@ def test_a_step_size_that_is_no_number_is_named_with_its_round():
 def test_local_momentum_is_that_of_sgd():
     family = random_quadratic(stream(0), 3, 4)
     problem = family.client(stream(1))
-    algorithm = FedAvg(beta=0.02, momentum=0.9, num_inner_steps=6)
+    algorithm = FedAvg(levels="y", beta=0.02, momentum=0.9, num_inner_steps=6)
     result = rabo.solve([rabo.Client(problem)], algorithm=algorithm, rounds=1)
     x, y = problem.start()
     parameter = torch.nn.Parameter(y["y"].clone())
@@ -137,7 +139,7 @@ def test_local_momentum_is_that_of_sgd():
 
 def test_fedavg_trains_y_and_leaves_x_alone():
     problem = random_quadratic(stream(0), 3, 4).client(stream(1))
-    result = rabo.solve([rabo.Client(problem)], algorithm="fedavg", rounds=200)
+    result = rabo.solve([rabo.Client(problem)], algorithm="fedavg", levels="y", rounds=200)
     x, _ = problem.start()
     truth = torch.linalg.solve(
         problem.coefficients.H, problem.coefficients.B @ x["x"] + problem.coefficients.c

@@ -36,9 +36,8 @@ clients = [rabo.Client(problem.on(inner=own, outer=other)) for own, other in dat
 result = rabo.solve(
     clients,
     rounds=ROUNDS,
-    alpha=3.0,
+    alpha=rabo.Cosine(0.1, ROUNDS),  # of Adam: how far each log penalty moves in a round
     num_inner_steps=1,  # several steps between two averages would pull y to each client's own data
-    beta=0.1,
     hessian="global",  # 15 rows of 20 features: no client's own Hessian stands for that of all
     hypergradient=rabo.ConjugateGradient(num_iterations=5),
 )

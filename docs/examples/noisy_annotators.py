@@ -57,7 +57,7 @@ clients = [
     for (own, checked), capacity in zip(map(share, range(NUM_CLIENTS)), capacities, strict=True)
 ]
 options = {"rounds": ROUNDS, "num_inner_steps": 10}
-cleaned = rabo.solve(clients, **options, alpha=20.0)
+cleaned = rabo.solve(clients, **options, alpha=0.1)
 as_given = rabo.solve(clients, **options, warm_up=ROUNDS)  # x never moves: all are trusted alike
 
 

@@ -54,7 +54,7 @@ def share(client):
 
 clients = [rabo.Client(problem.on(**share(i)), c) for i, c in enumerate(CAPACITIES)]
 options = {"rounds": ROUNDS, "num_inner_steps": 20}
-learned = rabo.solve(clients, **options, alpha=1.0)
+learned = rabo.solve(clients, **options)
 random = rabo.solve(clients, **options, warm_up=ROUNDS)  # x never moves: random features
 
 

@@ -1,10 +1,12 @@
 """Federated bilevel optimisation on submodels that fit each client."""
 
 from rabo.aggregation import Aggregate
+from rabo.alarms import BiasWarning, DivergenceWarning
 from rabo.algorithms import RABO, RAFBO, Adam, Cosine, State, StepSizeWarning
 from rabo.bilevel import Batch, BilevelProblem
+from rabo.checking import ProblemCheck, ProblemCheckError, check
 from rabo.clients import Client, OnDemand
-from rabo.errors import ClientError, NonFiniteError, UnsupportedModelError
+from rabo.errors import CapacityWarning, ClientError, NonFiniteError, UnsupportedModelError
 from rabo.export import load_model
 from rabo.federation import Federation
 from rabo.hypergradients import (
@@ -41,8 +43,10 @@ __all__ = [
     "Adam",
     "Aggregate",
     "Batch",
+    "BiasWarning",
     "BilevelProblem",
     "Budget",
+    "CapacityWarning",
     "ChannelRegions",
     "Client",
     "ClientError",
@@ -50,6 +54,7 @@ __all__ = [
     "CoordinateDifference",
     "Cosine",
     "DirectionalDifference",
+    "DivergenceWarning",
     "Federation",
     "Full",
     "Importance",
@@ -60,6 +65,8 @@ __all__ = [
     "OnDemand",
     "Privacy",
     "Problem",
+    "ProblemCheck",
+    "ProblemCheckError",
     "Random",
     "Regions",
     "Result",
@@ -73,6 +80,7 @@ __all__ = [
     "Tolerance",
     "Unrolled",
     "UnsupportedModelError",
+    "check",
     "load_model",
     "solve",
 ]

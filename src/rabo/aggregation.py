@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rabo.covering import Covered, CoveredMean
+from rabo.covering import Covered, CoveredMean, squared
 from rabo.submodel import Part
 from rabo.tree import Params
 
@@ -55,7 +55,9 @@ class CoveredTrimmed(Covered):
         self._replies: list[tuple[Part, Tensor]] = []
 
     def add(self, part: Part, values: Params) -> None:
-        self._replies.append((part, part.flatten(values).clone()))
+        flat = part.flatten(values).clone()
+        self._replies.append((part, flat))
+        self._squares.append(squared(flat))
         self.holders.add(part)
 
     def _average(self) -> Tensor:
@@ -68,6 +70,14 @@ class CoveredTrimmed(Covered):
         rank = torch.arange(len(rows), device=count.device).unsqueeze(1)
         counts = (rank >= skipped) & (rank < count - skipped)
         return ranked.where(counts, 0).sum(dim=0) / (count - 2 * skipped).clamp(min=1)
+
+    def _apart(self, common: Tensor) -> Tensor:
+        total = torch.zeros_like(common)
+        for part, values in self._replies:
+            held = torch.zeros_like(self.flat_count)
+            part.count_in(held)
+            total += (part.place(values) - self.flat_mean * held).double().square().sum()
+        return total
 
     def _row(self, part: Part, values: Tensor) -> Tensor:
         held = torch.zeros_like(self.flat_count)

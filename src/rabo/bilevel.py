@@ -1,13 +1,15 @@
 """One client's share of the bilevel problem (Eq. 2), as algorithms see it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Generator, Tensor
 
 from rabo.channels import Channels
 from rabo.submodel import Cut
 from rabo.tree import Params
+
+Level: TypeAlias = Literal["inner", "outer"]
 
 
 class Batch(NamedTuple):

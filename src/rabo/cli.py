@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rabo.cli_bench import bench
+from rabo.cli_check import check
 from rabo.cli_compare import compare_task, list_algorithms
 from rabo.cli_options import command_for
 from rabo.cli_report import report
@@ -59,6 +60,7 @@ app.add_typer(compare_app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms rabo")(list_algorithms)
 app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 app.command(epilog="Example: rabo report runs/first")(report)
+app.command(epilog="Example: rabo check problem.py --clients 5")(check)
 app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
 if importlib.util.find_spec("flwr"):  # the extra rabo[flower]
     from rabo.flower.commands import app as flower_app

@@ -13,9 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.live import Live
 from rich.table import Table
 
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import ALGORITHMS, find_algorithm
 from rabo.comparison import Comparison, Outcome, Price, compare, split_entries
-from rabo.errors import lookup
 from rabo.experiment import Experiment
 from rabo.metering import Cost
 from rabo.rounds import Round
@@ -221,7 +220,7 @@ def options_of_algorithm(name: str) -> list[dict[str, str]]:
             "default": str(getattr(plain, each.name)),
             "or one of": ", ".join(NAMED.get(each.name, ())),
         }
-        for each in fields(lookup("algorithm", name, ALGORITHMS))
+        for each in fields(find_algorithm(name))
     ]
 
 
@@ -244,7 +243,7 @@ def list_algorithms(
         rows = options_of_algorithm(name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    kind = ALGORITHMS[name]
+    kind = find_algorithm(name)
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
     about = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     console.print(f"{name}: {about}\n\n{kind.paper}", highlight=False, markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import ALGORITHMS, ALIASES
 from rabo.experiment import Experiment
 from rabo.hypergradients import ESTIMATORS
 from rabo.masks import POLICIES
@@ -16,7 +16,7 @@ from rabo.runtimes import RUNTIMES
 from rabo.tasks import Task
 
 KNOWN = {
-    "algorithm": tuple(ALGORITHMS),
+    "algorithm": (*ALGORITHMS, *ALIASES),
     "runtime": ("auto", *RUNTIMES),
     "device": ("auto", "cpu", "cuda"),
     "aggregate": ("mean", "median", "trimmed"),

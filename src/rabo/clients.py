@@ -23,8 +23,8 @@ class Client:
     def __post_init__(self) -> None:
         if isinstance(self.problem, Problem):
             raise ValueError(
-                "a client needs data: bind them with problem.on(inner=..., outer=...), got a "
-                "Problem without any"
+                "a client needs data: bind them with problem.on(inner=..., outer=...), or with "
+                "problem.on(data) where there is one loss, got a Problem without any"
             )
         if isinstance(self.capacity, (int, float)):
             check_capacity(self.capacity)
@@ -38,6 +38,19 @@ class Client:
             for entry in self.capacity:
                 if not isinstance(entry, Budget):
                     check_capacity(entry)
+
+
+def check_clients(clients: Any) -> None:
+    """Refuse anything but a list of at least one `Client`."""
+    is_single = isinstance(clients, Client)
+    if not is_single and not len(clients):
+        raise ValueError("there must be at least one client, got an empty list")
+    if is_single or not isinstance(clients[0], Client):
+        got = "a single Client" if is_single else f"a list of {type(clients[0]).__name__}"
+        raise ValueError(
+            "clients must be a list of clients, each rabo.Client(problem.on(...), capacity), "
+            f"got {got}"
+        )
 
 
 class OnDemand(Sequence[Client]):

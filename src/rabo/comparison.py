@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from rabo.algorithms import ALGORITHMS
+from rabo.algorithms import find_algorithm
 from rabo.errors import lookup
 from rabo.experiment import Experiment, resume, run
 from rabo.options import parse_option
@@ -65,7 +65,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         for entry in self.algorithms:
-            lookup("algorithm", split_entry(entry)[0], ALGORITHMS)
+            find_algorithm(split_entry(entry)[0])
         if len(set(self.algorithms)) < max(1, len(self.algorithms)):
             raise ValueError(f"algorithms must differ, got {', '.join(self.algorithms) or 'none'}")
         if self.seeds < 1:
@@ -145,7 +145,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _options(name: str) -> set[str]:
-    return {option.name for option in fields(ALGORITHMS[name])}
+    return {option.name for option in fields(find_algorithm(name))}
 
 
 def _refuse_what_cannot_run(comparison: Comparison) -> Setup:

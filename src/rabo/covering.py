@@ -14,6 +14,12 @@ from rabo.tree import Params, cast, lay, pieces
 MOST_PARTS = 16  # that are remembered before they are counted
 
 
+def squared(flat: Tensor) -> Tensor:
+    """Return ‖flat‖², in float32 or better."""
+    dtype = torch.promote_types(flat.dtype, torch.float32)
+    return torch.linalg.vector_norm(flat, dtype=dtype).square()
+
+
 class Holders:
     """Who held which entries: a count per entry, whatever the number of clients.
 
@@ -56,6 +62,7 @@ class Covered(ABC):
         self.like = like
         self._shapes = {name: tuple(value.shape) for name, value in like.items()}
         self.holders = Holders(lay(list(like.values())))
+        self._squares: list[Tensor] = []  # ‖value‖² of every reply
 
     @abstractmethod
     def add(self, part: Part, values: Params) -> None:
@@ -86,6 +93,29 @@ class Covered(ABC):
         """Return the mean times the number of clients that hold an entry."""
         return self.named(self.flat_mean * self.flat_count)
 
+    def norm(self) -> Tensor:
+        """Return the norm of the mean."""
+        return torch.linalg.vector_norm(self.flat_mean)
+
+    def disagreement(self) -> Tensor:
+        """Return how far replies lie from their mean: (Σ_i‖h_i − mean‖²/Σ_i‖mean‖²)^½.
+
+        Norms are over the entries that a client shares with others; zero if there are none.
+        """
+        mean, count = self.flat_mean, self.flat_count
+        if mean.dtype in (torch.float16, torch.bfloat16):
+            mean = mean.float()
+        if not self._squares:
+            return mean.new_zeros(())
+        common = torch.dot(count * mean, mean)
+        alone = (count == 1) * mean
+        shared = common - torch.dot(alone, alone)
+        return torch.where(shared > 0, self._apart(common) / shared, 0.0).sqrt()
+
+    def _apart(self, common: Tensor) -> Tensor:
+        """Return Σ_i‖h_i − mean‖²; `common` is Σ_i‖mean‖²."""
+        return (torch.stack(self._squares).sum() - common).clamp(min=0)
+
     def step(self, full: Params, size: float) -> dict[str, Tensor]:
         """Return θ − size·mean; an entry nobody holds stays bit for bit (lines 16 and 29)."""
         return self.named(torch.sub(self.lay(full), self.flat_mean, alpha=size))
@@ -94,7 +124,11 @@ class Covered(ABC):
         return lay([params[name] for name in self.like])
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        return cast(pieces(flat, self._shapes), self.like)
+        return cast(self.split(flat), self.like)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Undo `lay`, in the precision of the vector."""
+        return pieces(flat, self._shapes)
 
 
 class CoveredMean(Covered):
@@ -110,7 +144,9 @@ class CoveredMean(Covered):
         self._total = torch.zeros_like(self.lay(like), dtype=dtype)
 
     def add(self, part: Part, values: Params) -> None:
-        part.add_to(self._total, part.flatten(values).to(self._total.dtype))
+        flat = part.flatten(values).to(self._total.dtype)
+        part.add_to(self._total, flat)
+        self._squares.append(squared(flat))
         self.holders.add(part)
 
     def _average(self) -> Tensor:

@@ -1,10 +1,19 @@
 """The few ways in which things go wrong, each with what to do next."""
 
 import difflib
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+DIVERGENCE_REMEDY = (
+    "Use beta='auto' if beta is a number, reduce alpha, or limit the steps on x "
+    "(max_outer_step=0.1). If the clients' data differ, use algorithm='simrabo', or RABO with "
+    "hessian='global', because local Hessians bias the hypergradient. rabo.check(clients) shows "
+    "the cause"
+)
 
 
 class NonFiniteError(ArithmeticError):
@@ -27,6 +36,10 @@ class TooFewRepliesError(RuntimeError):
     """So few clients answered that a round is given up."""
 
 
+class CapacityWarning(UserWarning):
+    """Capacities below 1 that the mask policy of the algorithm ignores."""
+
+
 class ClientError(RuntimeError):
     """Work failed on a client; says which client, in which round (counted from 1), at what.
 
@@ -41,10 +54,16 @@ class ClientError(RuntimeError):
         self.client, self.round, self.work, self.cause = client, round, work, cause
 
 
-def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """Find a registered name, or say which one was probably meant."""
+def lookup(
+    kind: str, name: str, known: Mapping[str, T], synonyms: Mapping[str, Sequence[str]] = NONE
+) -> T:
+    """Find a registered name, or say which one was probably meant.
+
+    Synonyms are the names of other software, each with the names that stand for it here.
+    """
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    close = [meant for meant in synonyms.get(name, ()) if meant in known]
+    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(sorted(known))}.")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import ALGORITHMS, Algorithm, Cosine
+from rabo.algorithms import ALGORITHMS, Algorithm, Cosine, canonical, find_algorithm
 from rabo.algorithms.steps import STEP_SIZES
 from rabo.checkpoint import Checkpoints
 from rabo.clients import Client
@@ -133,12 +133,14 @@ class Experiment:
         if device.startswith("cuda:"):
             torch.cuda.set_device(device)  # streams and recordings are those of the current one
         setup = task.build(capacities, self.rounds, self.seed, device)
-        kind = lookup("algorithm", self.algorithm, ALGORITHMS)
+        kind = find_algorithm(self.algorithm)
         known = {option.name for option in fields(kind)}
         advice = dict(setup.options)
         if getattr(kind, "own_policy", None) or not isinstance(kind().policy, Importance):
             advice.pop("policy", None)  # it is published with other masks, or none
-        advice |= setup.own_options.get(self.algorithm, {})
+        advice |= setup.own_options.get(canonical(self.algorithm), {})
+        if self.algorithm_options.get("num_outer_steps", 1) != 1:
+            advice.pop("outer_step", None)  # steps on the client are plain
         if "beta" in self.algorithm_options or self.algorithm_options.get("levels") == "y":
             advice.pop("beta_x", None)  # it goes with the beta that is suggested, for both levels
         options = {name: value for name, value in advice.items() if name in known}

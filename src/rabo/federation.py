@@ -1,5 +1,6 @@
 """Rounds of an algorithm over clients, with their accounts."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 
 from rabo.aggregation import Aggregate
+from rabo.alarms import Alarms
 from rabo.algorithms import Algorithm, Cohort, State
-from rabo.algorithms.base import HYPERGRADIENT_NORM
+from rabo.algorithms.base import CURVATURE, DISAGREEMENT, HYPERGRADIENT_NORM, INNER_DISAGREEMENT
+from rabo.algorithms.step_limit import LIMITED
 from rabo.channels import shapes_of
-from rabo.clients import Client, OnDemand, Problems
-from rabo.errors import ClientError, TooFewRepliesError
+from rabo.clients import Client, OnDemand, Problems, check_clients
+from rabo.errors import CapacityWarning, ClientError, TooFewRepliesError
 from rabo.ledger import Entry, Ledger
 from rabo.masks import Full
 from rabo.metering import Cost
@@ -23,6 +26,15 @@ from rabo.rounds import CALIBRATION, Result, Round, Snapshot, relative_cost
 from rabo.runtimes import Guarded, InProcess, Privacy, Private, RollCall, Runtime, Tolerance
 from rabo.seeding import stream
 
+# state scalars copied to the metrics
+NUMBERS_OF_STEP = (
+    HYPERGRADIENT_NORM,
+    DISAGREEMENT,
+    INNER_DISAGREEMENT,
+    LIMITED,
+    "beta",
+    "largest_curvature",
+)
 MOST_PROBES = 20  # rounds in which an exchange of a kind is looked for
 
 
@@ -48,14 +60,7 @@ class Federation:
         privacy: Privacy | None = None,
     ):
         """Make a federation; to compare costs with the full model's, rounds of it are run here."""
-        if isinstance(clients, Client) or (clients and not isinstance(clients[0], Client)):
-            kind = type(clients if isinstance(clients, Client) else clients[0]).__name__
-            raise ValueError(
-                "clients must be a list of clients, each rabo.Client(problem.on(...), capacity), "
-                f"got {'a list of ' if kind != 'Client' else 'a single '}{kind}"
-            )
-        if not clients:
-            raise ValueError("there must be at least one client, got an empty list")
+        check_clients(clients)
         if not 0 < participation <= 1:
             raise ValueError(f"participation must lie in (0, 1], got {participation}")
         if evaluate_every < 1:
@@ -86,8 +91,11 @@ class Federation:
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
         self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
+        is_biased = algorithm.uses_local_hessians and self.template.copies == 1
+        self._alarms = Alarms(is_biased and privacy is None)  # noise makes clients disagree too
         has_policy = any(f.name == "policy" for f in fields(algorithm))  # type: ignore[arg-type]
         self._unpruned = replace(algorithm, policy=Full()) if has_policy else algorithm  # type: ignore[type-var]
+        self._has_warned = False
         self._check_clients()
 
     def run(self, rounds: int) -> Iterator[Round]:
@@ -174,8 +182,10 @@ class Federation:
         if self.compare:
             self.full_cost = self.full_cost.plus(self._full_cost_of_round())
         scalars = self.ledger.scalars()
-        if not skipped and HYPERGRADIENT_NORM in self.state.scalars:
-            scalars[HYPERGRADIENT_NORM] = self.state.scalars[HYPERGRADIENT_NORM]
+        scalars.pop(CURVATURE, None)  # the state's largest_curvature replaces it
+        if not skipped:
+            scalars |= {n: v for n, v in self.state.scalars.items() if n in NUMBERS_OF_STEP}
+            self._alarms.see(number, scalars, len(present))
         found, channels = {}, {}
         if self.evaluate and is_judged:
             found = self.evaluate(self.state, self.ledger)
@@ -187,7 +197,7 @@ class Federation:
             {**reached, **scalars},
             self.ledger.round_cost(),
             coverage,
-            present,
+            self._trained_widths(present),
             absent,
             self._guard.take_faults(),
             skipped,
@@ -227,7 +237,28 @@ class Federation:
                 absent[client] = width.why
             else:
                 present[client] = check_capacity(width)
+        self._warn_of_ignored_capacity(present)
         return present, absent
+
+    def _trained_widths(self, present: Mapping[int, float]) -> Mapping[int, float]:
+        """Return each client's trained width; 1 if the policy is Full."""
+        if is_full(self.algorithm):
+            return dict.fromkeys(present, 1.0)
+        return present
+
+    def _warn_of_ignored_capacity(self, present: Mapping[int, float]) -> None:
+        """Warn once if the policy is Full and a capacity is below 1."""
+        narrow = [client for client, width in present.items() if width < 1]
+        if not narrow or self._has_warned or not is_full(self.algorithm):
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"client {narrow[0]} has capacity {present[narrow[0]]:g}, but the policy of "
+            f"{type(self.algorithm).__name__} is Full: every client trains the full model. Use "
+            "policy='importance' (--policy importance) to train submodels, or capacities of 1",
+            CapacityWarning,
+            stacklevel=2,
+        )
 
     def _widths(self, round: int, chosen: Sequence[int]) -> Mapping[int, float | Absent]:
         """Return how wide clients are: what they answer, or what fits the resources they have."""
@@ -261,6 +292,11 @@ class Federation:
                 "problem can be cut: make x or y a module with linear layers or convolutions (a "
                 "recurrent layer is kept whole), or name their axes (axes=)"
             )
+
+
+def is_full(algorithm: Algorithm) -> bool:
+    """Say whether all clients of an algorithm train the full model, whatever their capacity."""
+    return isinstance(getattr(algorithm, "policy", None), Full)
 
 
 def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:

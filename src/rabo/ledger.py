@@ -1,6 +1,6 @@
 """What a run costs and whom it covers; wraps any runtime, so no algorithm keeps accounts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -11,6 +11,7 @@ from torch import Tensor
 from rabo.channels import Channels
 from rabo.covering import Holders
 from rabo.metering import Cost
+from rabo.rows import counted
 from rabo.runtimes.base import Reply, Runtime, Task, Work
 from rabo.submodel import Cut, Part, Submodel, level_of
 from rabo.tree import Params, lay, pieces
@@ -89,13 +90,13 @@ class Ledger:
             if reply.fault is not None:  # nobody has dealt with it
                 raise reply.fault
             round, cut, down, kind = sent[client]
-            up = _num_bytes(reply.arrays, cut)
+            up = _num_bytes(reply.arrays, cut) + _row_bytes(reply.rows)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
             self._book(Entry(round, client, work.__name__, cost, reply.scalars, kind))
             for level in LEVELS:
                 if level in reply.arrays and (level, client) not in self._counted:
                     self._counted.add((level, client))  # once, however often it is asked
-                    self._holders[level].add(getattr(cut, level))
+                    self._holders[level].add(counted(getattr(cut, level), reply.rows.get(level)))
                     self._count_units(level, cut)
             yield client, reply
 
@@ -212,7 +213,8 @@ class Ledger:
         if known or self._kept[level]:
             shapes = {name: tuple(value.shape) for name, value in self._full[level].items()}
             self.trained[level] = pieces(ever, shapes)
-        fewest = torch.where(positive, count, torch.iinfo(count.dtype).max).min()
+        most = torch.iinfo(count.dtype).max
+        fewest = torch.where(positive, count, most).min() if count.numel() else positive.sum()
         return torch.stack([positive.sum(), fewest, ever.sum(), kept]).double()
 
     def _coverage(
@@ -237,3 +239,8 @@ def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:
     """Return what travels: of an element mask, only the entries that are held."""
     parts = {"x": cut.x, "y": cut.y}
     return sum(parts[level_of(name)].num_bytes(params) for name, params in arrays.items())
+
+
+def _row_bytes(rows: Mapping[str, Mapping[str, Sequence[int]]]) -> int:
+    """Return the bytes of the row numbers that travel beside the arrays."""
+    return sum(4 * len(own) for tensors in rows.values() for own in tensors.values())

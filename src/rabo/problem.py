@@ -1,49 +1,24 @@
 """Bilevel problems from two losses and two parameter trees, or modules."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from rabo.bilevel import Batch
+from rabo.bilevel import Batch, Level
+from rabo.bound import Bound
 from rabo.channels import Channels, declare, join, shapes_of
 from rabo.compact import Chain, Structure, check_structure, narrow, uses_batch_statistics
 from rabo.discovery import find_structure
+from rabo.labels import MaskedLogits, OwnLabels, check_class_rows, find_labels
 from rabo.submodel import Cut, Submodel
 from rabo.tree import Params, leaves, map_leaves, shapes
 
-
-class Bound(Mapping[str, Tensor]):
-    """A module with given parameters: call it, or look a parameter up by name.
-
-    With several copies, parameters and inputs have a leading dimension that runs over them.
-    """
-
-    def __init__(self, module: nn.Module, params: Params, copies: int = 1):
-        self._module, self._params, self.copies = module, params, copies
-
-    def __call__(self, *inputs: Any) -> Any:
-        if self.copies == 1:
-            return functional_call(self._module, dict(self._params), inputs)
-        if isinstance(self._module, nn.Linear) and "bias" in self._params and inputs[0].dim() == 3:
-            weight, bias = self._params["weight"], self._params["bias"]
-            return torch.baddbmm(bias.unsqueeze(1), inputs[0], weight.mT)  # vmap without its cost
-        return vmap(lambda params, *each: functional_call(self._module, params, each))(
-            dict(self._params), *inputs
-        )
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._params[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._params)
-
-    def __len__(self) -> int:
-        return len(self._params)
+NOT_GIVEN: Any = object()
 
 
 class _Definition:
@@ -56,6 +31,9 @@ class _Definition:
             uses_batch_statistics(p) if isinstance(p, nn.Module) else None for p in parts
         ]
         self.params = (_parameters(problem.x), _parameters(problem.y))
+        self.class_rows: tuple[str, ...] = ()
+        if problem.labels is not None:
+            self.class_rows = check_class_rows(problem.class_rows, problem.y, self.params[1])
         self._narrowed: dict[Any, Chain] = {}
         self.batch_shapes: dict[Any, Any] = {}  # by those of the data
         layers = [layer for module in self.modules if module for layer in module.modules()]
@@ -110,7 +88,8 @@ class _Definition:
 class Problem:
     """A bilevel problem from two losses and two parameter trees, or modules.
 
-    `inner(x, y, data)` is g and `outer(x, y, data)` is f. A tree arrives as a mapping of tensors, a
+    `inner(x, y, data)` is g and `outer(x, y, data)` is f. For single-level methods `loss(x, y,
+    data)` can replace both; x may then be left out. A tree arrives as a mapping of tensors, a
     module as something to call. With `features(x, data)`, the losses get its result in place of x.
     Every client binds its own data with `on`; batches are all of it, `batch_size` random items, or
     what `sample(data, generator)` draws (`sample.many(data, generators)`, where there is one, draws
@@ -120,12 +99,16 @@ class Problem:
     {"x": ..., "y": ...} or one of them.
     `ways` is the number of classes where data are few-shot tasks: batches are then inputs and
     labels with a leading dimension over tasks.
+    `labels(data)` returns the class labels in a part of a client's data. The options `mask_logits`
+    and `average_by_label` of single-level methods need it. `class_rows` names the tensors of y with
+    one row per class; by default these are the tensors of the last linear layer of y.
     """
 
-    inner: Callable[[Any, Any, Any], Tensor]
-    outer: Callable[[Any, Any, Any], Tensor]
-    x: nn.Module | Params
-    y: nn.Module | Params
+    inner: Callable[[Any, Any, Any], Tensor] | None = None
+    outer: Callable[[Any, Any, Any], Tensor] | None = None
+    loss: Callable[[Any, Any, Any], Tensor] | None = None
+    x: nn.Module | Params = field(default_factory=dict)
+    y: nn.Module | Params = field(default_factory=dict)
     features: Callable[[Any, Any], Any] | None = None
     example: Any = None
     axes: Mapping[str, Sequence[str | None]] | None = None
@@ -135,9 +118,12 @@ class Problem:
     redraw: Literal["step", "round"] = "step"
     copies: int = 1
     ways: int = 0
+    labels: Callable[[Any], Tensor] | None = None
+    class_rows: Sequence[str] | None = None
     definition: _Definition = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._check_losses()
         if self.prune not in ("both", "x", "y", "none"):
             raise ValueError(f"prune must be both, x, y or none, got {self.prune!r}")
         if self.batch_size is not None and self.batch_size < 1:
@@ -153,7 +139,7 @@ class Problem:
                     f"{type(part).__name__}; write {{'{level}': ...}}"
                 )
             named = _named(part)
-            if not named:
+            if not named and (level == "y" or self.loss is None):
                 raise ValueError(f"{level} must have at least one parameter, got none")
             for name, value in named.items():
                 if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -170,13 +156,52 @@ class Problem:
                     )
         object.__setattr__(self, "definition", _Definition(self))
 
-    def on(self, *, inner: Any, outer: Any) -> "ClientProblem":
-        """Bind one client's data: training data for g, validation data for f."""
-        for level, part in (("inner", inner), ("outer", outer)):
-            sizes = {len(t) for t in leaves(part) if t.dim()}
+    def _check_losses(self) -> None:
+        given = [n for n in ("inner", "outer", "loss") if getattr(self, n) is not None]
+        if given not in (["inner", "outer"], ["loss"]):
+            raise ValueError(
+                "a problem must have inner= and outer= (bilevel), or loss= (one loss, for "
+                f"single-level methods), got {', '.join(given) or 'none of them'}"
+            )
+
+    def on(
+        self, data: Any = NOT_GIVEN, *, inner: Any = NOT_GIVEN, outer: Any = NOT_GIVEN
+    ) -> "ClientProblem":
+        """Bind one client's data: training data for g and validation data for f, or one set."""
+        part = self._parts(data, inner, outer)
+        for level, own in part._asdict().items():
+            if level == "outer" and self.loss is not None:
+                continue
+            sizes = {len(t) for t in leaves(own) if t.dim()}
+            name = f"{level} data" if self.loss is None else "data"
+            if self.batch_size is not None and not sizes:
+                raise ValueError(
+                    f"batch_size={self.batch_size} draws items from the tensors of the {name}, "
+                    f"got {_describe(own)}; give tensors, or leave batch_size out"
+                )
             if self.batch_size is not None and len(sizes) != 1:
-                raise ValueError(f"tensors of {level} data must have one length, got {sizes}")
-        return ClientProblem(self, Batch(inner, outer))
+                raise ValueError(f"tensors of {name} must have one length, got {sizes}")
+        return ClientProblem(self, part, labels=self._labels_in(part))
+
+    def _parts(self, data: Any, inner: Any, outer: Any) -> Batch:
+        if self.loss is None:
+            if data is not NOT_GIVEN or inner is NOT_GIVEN or outer is NOT_GIVEN:
+                raise ValueError(
+                    "a bilevel problem needs data for both losses: "
+                    "problem.on(inner=training, outer=validation)"
+                )
+            return Batch(inner, outer)
+        given = [part for part in (data, inner) if part is not NOT_GIVEN]
+        if len(given) != 1 or not (outer is NOT_GIVEN or outer is None):
+            raise ValueError("a problem of one loss needs one set of data: problem.on(data)")
+        return Batch(given[0], None)
+
+    def _labels_in(self, parts: Batch) -> OwnLabels | None:
+        if self.labels is None:
+            return None
+        found = [self.labels(part) for part in parts if part is not None]
+        definition = self.definition
+        return find_labels(found, definition.params[1], definition.class_rows) if found else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +212,8 @@ class ClientProblem:
     data: Batch
     cut: Cut | None = None
     num_copies: int | None = None  # instead of the problem's
+    labels: OwnLabels | None = None
+    mask_logits: MaskedLogits = "none"
 
     @property
     def channels(self) -> Channels:
@@ -209,25 +236,68 @@ class ClientProblem:
 
     def batch(self, generator: Generator) -> Batch:
         if self.problem.sample is not None:
-            return self.problem.sample(self.data, generator)
-        if self.problem.batch_size is None:
+            return self._sampled(self.problem.sample, generator)
+        if all(self._is_whole.values()):
             return self.data
-        return Batch(self._draw(self.data.inner, generator), self._draw(self.data.outer, generator))
+        if self.has_one_loss:
+            return Batch(self._draw("inner", generator), None)
+        return Batch(self._draw("inner", generator), self._draw("outer", generator))
+
+    @property
+    def whole(self) -> Batch | None:
+        """All data as one batch; None if `sample` draws the batches."""
+        return self.data if self.problem.sample is None else None
+
+    def batch_of(self, level: Level, generator: Callable[[], Generator]) -> Batch:
+        """Draw the same items of one level as `batch`; the other level may be missing."""
+        if self.problem.sample is not None:
+            return self.batch(generator())
+        if self._is_whole[level]:
+            return self.data
+        stream = generator()
+        if level == "inner":
+            return Batch(self._draw("inner", stream), None)
+        torch.randperm(self._lengths["inner"], generator=stream)
+        return Batch(None, self._draw("outer", stream))
+
+    @cached_property
+    def _lengths(self) -> dict[str, int]:
+        """The number of items per level; a single loss has one level."""
+        parts = self.data._asdict().items()
+        return {name: leaves(part)[0].shape[0] for name, part in parts if part is not None}
+
+    @cached_property
+    def _is_whole(self) -> dict[str, bool]:
+        """Whether a batch of a level holds all of its data."""
+        size = self.problem.batch_size
+        if size is None:
+            return {"inner": True, "outer": True}
+        return {name: size >= length for name, length in self._lengths.items()}
 
     def batches(self, generators: Sequence[Generator]) -> list[Batch]:
         """Draw for several steps; a `sample` that has `many` makes all of them at once."""
         many = getattr(self.problem.sample, "many", None)
-        return many(self.data, generators) if many else [self.batch(g) for g in generators]
+        if many is None:
+            return [self.batch(g) for g in generators]
+        if self.has_one_loss:
+            return [Batch(data, None) for data in many(self.data.inner, generators)]
+        return many(self.data, generators)
+
+    def _sampled(self, sample: Callable[[Any, Generator], Any], generator: Generator) -> Batch:
+        """Let the user's function draw; with one loss it gets and returns that loss's data."""
+        if self.has_one_loss:
+            return Batch(sample(self.data.inner, generator), None)
+        return sample(self.data, generator)
 
     def features(self, x: Params, part: Any) -> Any:
         if self.problem.features is None:
             return x
-        return self.problem.features(self._see(0, x), part)
+        return self.problem.features(self._see[0](x), part)
 
     def features_of(self, x: Params, parts: Sequence[Any]) -> list[Any]:
         """Return the features of several parts; `features` that has `many` takes one pass."""
         many = getattr(self.problem.features, "many", None)
-        return many(self._see(0, x), parts) if many else [self.features(x, p) for p in parts]
+        return many(self._see[0](x), parts) if many else [self.features(x, p) for p in parts]
 
     def takes_one_pass(self, parts: Sequence[Any]) -> bool:
         """Say whether `features_of` takes one pass for all parts, as `joins` of `features` says."""
@@ -242,7 +312,7 @@ class ClientProblem:
 
     def call(self, y: Params, *inputs: Any) -> Any:
         """Apply the module y with given parameters."""
-        return self._see(1, y)(*inputs)
+        return self._see[1](y)(*inputs)
 
     def restrict(self, cut: Cut) -> "ClientProblem":
         if isinstance(cut.x, Submodel) or isinstance(cut.y, Submodel):
@@ -257,6 +327,38 @@ class ClientProblem:
         """Return the same problem with one y of the client, whatever the number of its tasks."""
         return self.with_copies(1)
 
+    def with_masked_logits(self, how: MaskedLogits) -> "ClientProblem":
+        """Return the same problem, with the logits of absent classes masked in what y returns."""
+        if self.problem.definition.modules[1] is None:
+            raise ValueError("mask_logits masks what y returns: y must be a module, got tensors")
+        self._own_labels()
+        return replace(self, mask_logits=how)
+
+    def label_rows(self) -> dict[str, tuple[int, ...]]:
+        """Return the classifier's rows of the client's labels, by tensor of y."""
+        own = self._own_labels()
+        shapes = {} if self.cut is None else self.cut.y.tensor_shapes
+        if any(shapes[name][0] != len(own.absent) for name in own.tensors if name in shapes):
+            raise ValueError(
+                "average_by_label needs all rows of the classifier: do not cut classes"
+            )
+        return own.rows()
+
+    def _own_labels(self) -> OwnLabels:
+        if self.labels is None:
+            raise ValueError("the labels of this client are unknown: labels= found no data")
+        return self.labels
+
+    @property
+    def has_one_loss(self) -> bool:
+        """Whether the problem has a single loss, and no outer one."""
+        return self.problem.loss is not None
+
+    @property
+    def knows_labels(self) -> bool:
+        """Whether the problem says which labels a client's data hold."""
+        return self.problem.labels is not None
+
     @property
     def has_random_layers(self) -> bool:
         return self.problem.definition.has_random_layers
@@ -270,36 +372,70 @@ class ClientProblem:
             for part, module in zip(parts, self.problem.definition.modules, strict=False)
         )
 
-    @property
+    @cached_property
     def shape_key(self) -> Any:
         known, data = self.problem.definition.batch_shapes, shapes(self.data)
         if data not in known:  # batches have shapes that depend on those of the data
             known[data] = shapes(self.batch(Generator().manual_seed(0)))
         return id(self.problem.definition), known[data]
 
-    def _loss(self, level: Literal["inner", "outer"], z: Any, y: Params, part: Any) -> Tensor:
-        seen = self._see(0, z) if self.problem.features is None else z
-        loss = getattr(self.problem, level)(seen, self._see(1, y), part)
+    def _loss(self, level: Level, z: Any, y: Params, part: Any) -> Tensor:
+        seen = self._see[0](z) if self.problem.features is None else z
+        own, name = self._see[1](y), "loss" if self.has_one_loss else f"{level} loss"
+        function = self.problem.loss or getattr(self.problem, level)
+        if level == "outer" and self.has_one_loss:
+            raise ValueError("the problem has one loss and no outer one; give inner= and outer=")
+        loss = function(seen, own, part)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise ValueError(f"the {level} loss must be one number, got {_describe(loss)}")
-        return loss.reshape(())
+            raise ValueError(f"the {name} must be one number, got {_describe(loss)}")
+        if self.mask_logits != "none" and not own.was_called:
+            raise ValueError(
+                f"mask_logits masks what y returns, but the {name} does not call y; write it with "
+                "y(...) in place of single parameters or submodules"
+            )
+        return loss if loss.dim() == 0 else loss.reshape(())
 
-    def _see(self, level: int, params: Params) -> Any:
-        """Show parameters to a loss: a narrowed module, or a tree with zeros where it was cut."""
-        definition, copies = self.problem.definition, (1, self.copies)[level]
-        module = definition.modules[level]
+    @cached_property
+    def _see(self) -> tuple[Callable[[Params], Any], Callable[[Params], Any]]:
+        """Show x and y to a loss: a narrowed module, or a tree with zeros where it was cut."""
+        return self._show(0, 1), self._show(1, self.copies)
+
+    def _show(self, level: int, copies: int) -> Callable[[Params], Any]:
+        definition = self.problem.definition
+        module, expand = definition.modules[level], None
         if self.cut is not None:
             part = (self.cut.x, self.cut.y)[level]
             if module is not None and isinstance(part, Submodel):
                 module = definition.narrowed(self.cut)[level]
             else:
-                params = part.expand(params) if copies == 1 else vmap(part.expand)(dict(params))
-        return params if module is None else Bound(module, params, copies)
+                expand = part.expand
+        mask = None
+        if level == 1 and self.labels is not None and self.mask_logits != "none":
+            mask = partial(self.labels.mask, how=self.mask_logits)
 
-    def _draw(self, part: Any, generator: Generator) -> Any:
-        length = len(leaves(part)[0])
-        chosen = torch.randperm(length, generator=generator)[: self.problem.batch_size]
-        return map_leaves(lambda t: t[chosen.to(t.device, non_blocking=True)], part)
+        if expand is None:
+            return (
+                (lambda params: params)
+                if module is None
+                else partial(Bound, module, copies=copies, mask=mask)
+            )
+
+        def show(params: Params) -> Any:
+            params = expand(params) if copies == 1 else vmap(expand)(dict(params))
+            return params if module is None else Bound(module, params, copies, mask)
+
+        return show
+
+    def _draw(self, level: Level, generator: Generator) -> Any:
+        """Draw random items; a batch that holds all of them is the data itself."""
+        order = torch.randperm(self._lengths[level], generator=generator)
+        part, chosen = getattr(self.data, level), order[: self.problem.batch_size]
+        return part if self._is_whole[level] else _take(part, chosen)
+
+
+def _take(part: Any, chosen: Tensor) -> Any:
+    """Return the chosen items of all tensors."""
+    return map_leaves(lambda t: t.index_select(0, chosen.to(t.device, non_blocking=True)), part)
 
 
 def _named(part: nn.Module | Params) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from rabo.aggregation import Aggregate
-from rabo.algorithms import ALGORITHMS, Algorithm
+from rabo.algorithms import Algorithm, find_algorithm
 from rabo.algorithms.steps import OUTER_STEPS, SCHEDULES, STEP_SIZES
 from rabo.clients import Client
 from rabo.errors import lookup
@@ -24,6 +24,26 @@ NAMED: Mapping[str, Mapping[str, Any]] = {
     "hypergradient": ESTIMATORS,
     "outer_step": OUTER_STEPS,
     **dict.fromkeys(STEP_SIZES, SCHEDULES),
+}
+# option names of other software, and ours
+SYNONYMS: Mapping[str, Sequence[str]] = {
+    "lr": ("alpha", "beta"),
+    "learning_rate": ("alpha", "beta"),
+    "outer_lr": ("alpha",),
+    "inner_lr": ("beta",),
+    "hlr": ("alpha",),
+    "neumann": ("num_terms", "hypergradient"),
+    "local_ep": ("num_local_steps",),
+    "local_epochs": ("num_local_steps",),
+    "local_steps": ("num_local_steps", "num_inner_steps"),
+    "tau": ("num_local_steps", "num_inner_steps"),
+    "outer_tau": ("num_local_steps_x", "num_outer_steps"),
+    "inner_ep": ("num_inner_steps",),
+    "inner_steps": ("num_inner_steps",),
+    "outer_steps": ("num_outer_steps", "num_local_steps_x"),
+    "num_rounds": ("rounds",),
+    "epochs": ("rounds",),
+    "frac": ("participation",),
 }
 
 
@@ -47,13 +67,24 @@ def make_algorithm(algorithm: str | Algorithm, **options: Any) -> Algorithm:
         if options:
             raise ValueError(f"options belong to the algorithm object, got {sorted(options)}")
         return algorithm
-    kind = lookup("algorithm", algorithm, ALGORITHMS)
+    kind = find_algorithm(algorithm)
     known = {option.name: option for option in fields(kind)}
     hints = get_type_hints(kind)
     for name, value in options.items():
-        lookup(f"option of {algorithm}", name, known)
+        lookup(f"option of {algorithm}", name, known, SYNONYMS)
         _check_number(name, value, hints[name])
     return kind(**{name: _made(name, value) for name, value in options.items()})
+
+
+def with_default_step(algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the server step by Adam unless the options name another outer step.
+
+    Steps that clients take on x themselves (num_outer_steps > 1) need plain descent.
+    """
+    known = {option.name for option in fields(find_algorithm(algorithm))}
+    if "outer_step" not in known or options.get("num_outer_steps", 1) != 1:
+        return dict(options)
+    return {"outer_step": "adam", **options}
 
 
 def _check_number(option: str, value: Any, hint: Any) -> None:
@@ -98,12 +129,18 @@ def solve(
     privacy: Privacy | None = None,
     **options: Any,
 ) -> Result:
-    """Solve a bilevel problem over clients; options (alpha, beta, ...) are the algorithm's."""
+    """Solve a problem over clients; options (alpha, beta, ...) are the algorithm's.
+
+    An algorithm given by name steps on x with Adam on the server and alpha = 0.01 unless the
+    options say otherwise; `outer_step="descent"` is the plain step of the paper, with alpha = 0.1.
+    """
     if isinstance(algorithm, str):
-        kind = lookup("algorithm", algorithm, ALGORITHMS)
+        kind = find_algorithm(algorithm)
         known = {option.name for option in fields(kind)} | signature(solve).parameters.keys()
         for name in options:
-            lookup(f"option of solve with {algorithm}", name, dict.fromkeys(known - {"options"}))
+            names = dict.fromkeys(known - {"options"})
+            lookup(f"option of solve with {algorithm}", name, names, SYNONYMS)
+        options = with_default_step(algorithm, options)
     federation = Federation(
         clients,
         make_algorithm(algorithm, **over_all(rounds, options)),

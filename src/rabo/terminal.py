@@ -2,7 +2,9 @@
 
 import signal
 import threading
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +12,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rabo.errors import ClientError
+from rabo.alarms import BiasWarning, DivergenceWarning
+from rabo.algorithms import StepSizeWarning
+from rabo.errors import CapacityWarning, ClientError
 from rabo.writers import MLflow, TensorBoard, Writer
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+# warnings about a run, for its user
+TOLD = (BiasWarning, CapacityWarning, DivergenceWarning, StepSizeWarning)
 console = Console()
 errors = Console(stderr=True)
 Quiet = Annotated[bool, typer.Option("--quiet", help="print the result alone")]
@@ -41,6 +47,24 @@ def writers_of(folder: Path, tensorboard: bool, mlflow: bool) -> list[Writer]:
     return [*([TensorBoard()] if tensorboard else []), *([MLflow(folder)] if mlflow else [])]
 
 
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print warnings about a run as single lines, without file names and source code."""
+
+    def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, TOLD):
+            line = f"[yellow]warning[/]: {escape(str(message))}"
+            errors.print(line, highlight=False, soft_wrap=True)
+        else:
+            before(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        before, warnings.showwarning = warnings.showwarning, show
+        for category in TOLD:
+            warnings.simplefilter("default", category)
+        yield
+
+
 def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
     """Turn what a user can mend into one line, and keep what was reached."""
 
@@ -50,7 +74,8 @@ def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
     try:
-        return work()
+        with _warnings_as_lines():
+            return work()
     except (FileExistsError, NotADirectoryError):
         why = f"a file is in the way of the folder {folder}; choose another --out"
         errors.print(f"[red]error[/]: {why}", highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ def leaves(tree: Any) -> list[Tensor]:
     """Return the tensors of nested mappings, tuples and lists, in a fixed order."""
     if isinstance(tree, Tensor):
         return [tree]
-    if isinstance(tree, Mapping):
+    if type(tree) is dict or isinstance(tree, Mapping):  # the first is faster, and the rule
         tree = tree.values()
     elif not isinstance(tree, (tuple, list)):
         return []

@@ -71,7 +71,7 @@ def test_the_global_solution_is_where_the_expected_hypergradient_vanishes():
 def test_it_reaches_the_global_solution_where_chains_do_not_scatter():
     problems = calm_quadratics()
     clients = [rabo.Client(p) for p in problems]
-    options = {"alpha": 0.3, "num_inner_steps": 4, "num_local_steps": 2}
+    options = {"alpha": 0.3, "num_inner_steps": 4, "num_local_steps": 2, "outer_step": "descent"}
     result = rabo.solve(clients, algorithm="aggitd", rounds=70, **options)
     assert distance(problems, result.x) < 1e-6
 

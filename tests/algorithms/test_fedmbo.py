@@ -115,7 +115,9 @@ def test_lengths_and_relays_are_drawn_uniformly():
 def test_it_reaches_the_global_solution_where_chains_do_not_scatter():
     problems = calm_quadratics()
     clients = [rabo.Client(p) for p in problems]
-    result = rabo.solve(clients, algorithm="fedmbo", rounds=60, alpha=0.3, num_terms=3)
+    result = rabo.solve(
+        clients, algorithm="fedmbo", rounds=60, alpha=0.3, num_terms=3, outer_step="descent"
+    )
     assert distance(problems, result.x) < 1e-6
 
 

@@ -72,7 +72,7 @@ def test_with_one_local_step_the_global_solution_is_what_rounds_lead_to(kind):
 def test_rounds_reach_the_global_solution(algorithm):
     problems = federated_quadratics()
     clients = [rabo.Client(p) for p in problems]
-    options = {"alpha": 0.1, "beta": 0.3, "num_local_steps": 1}
+    options = {"alpha": 0.1, "beta": 0.3, "num_local_steps": 1, "outer_step": "descent"}
     result = rabo.solve(clients, algorithm=algorithm, rounds=120, **options)
     assert distance(problems, result.x) < 1e-6
 

@@ -345,9 +345,11 @@ def test_single_entries_of_a_quadratic_are_trained_alone():
     ("options", "message"),
     [
         ({"levels": "x"}, "levels must be both or y"),
-        ({"levels": "both"}, "beta must be a number where x is trained"),
         ({"levels": "both", "beta": 0.1, "beta_x": 0.0}, "beta_x must be a positive number"),
-        ({"beta": 0.1, "beta_x": 0.1}, "got 0.1 where y is trained alone"),
+        ({"levels": "y", "beta": 0.1, "beta_x": 0.1}, "got 0.1 where y is trained alone"),
+        ({"clip_gradients": 0.0}, "clip_gradients must be positive"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"mask_logits": "all"}, "mask_logits must be none, zero or exclude"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -47,7 +47,7 @@ def test_careless_annotators_lose_all_trust_and_the_classifier_gains(run):
     found = run("noisy_annotators.py")
     is_careless = torch.isin(torch.arange(8), torch.tensor(found["CARELESS"]))
     assert found["trust"][is_careless].max() < 0.1
-    assert found["trust"][~is_careless].min() > 0.9
+    assert found["trust"][~is_careless].min() > 0.8
     assert found["accuracies"]["cleaned"] > found["accuracies"]["as given"] + 0.04
 
 

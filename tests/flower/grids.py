@@ -6,7 +6,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from rabo.flower.messages import fault_records, unpack
+from rabo.flower.messages import ROWS, fault_records, unpack
 from rabo.flower.runtime import width_records
 from rabo.flower.work import WIDTH
 from rabo.flower.worker import Worker
@@ -60,5 +60,6 @@ class FakeGrid:
             found = fault_records(error)
         self.kept[client] = travel(self.kept[client])
         if "fault" not in found and (arrays := unpack("reply", found)):
-            self.norms.append(squared_norm(arrays).sqrt())
+            own = {name: part for name, part in arrays.items() if not name.startswith(ROWS)}
+            self.norms.append(squared_norm(own).sqrt())
         return Message(travel(found), reply_to=message)

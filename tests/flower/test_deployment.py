@@ -189,10 +189,11 @@ def test_a_run_survives_liars_the_slow_and_the_dead_and_its_own_death(deployment
     rounds = lines(out)
     assert len(rounds) == num_done + 2
     slow, who = "no answer within 15 s", [done["absent"] for done in rounds]
-    norm = "its norm must be finite, got nan; steps that are too large (alpha, beta) do that"
+    norm = "its norm must be finite, got nan"
     shape = "torch.float32 of shape (8,)"
     faults = [tuple(fault.values()) for done in rounds for fault in done["faults"]]
-    assert faults[0] == (1, 1, "update_inner", norm)
+    assert faults[0][:3] == (1, 1, "update_inner")
+    assert faults[0][3].startswith(norm)
     assert faults[1][:3] == (1, 2, "estimate_outer")
     assert faults[1][3] == f"x.log_penalty must be {shape}, got torch.float32 of (9,)"
     assert faults[2:] == [(2, client, "update_inner", slow) for client in (1, 2)]

@@ -93,10 +93,12 @@ def test_a_task_and_its_reply_come_back_as_they_were(seed, policy, width, scalar
     found = read_task(records, held)
     assert (found.seed, found.round, found.num_steps) == (seed, 3, 2)
     assert dict(found.scalars) == scalars
-    reply = Reply(arrays, scalars, Cost(2**40, 7, 0.25, 0, 0))
+    rows = {"y": {"v": [1], "w": []}, "x": {}}
+    reply = Reply(arrays, scalars, Cost(2**40, 7, 0.25, 0, 0), rows=rows)
     answer = read_reply(travel(reply_records(reply, held)), cut)
     assert answer.cost == reply.cost
     assert answer.scalars == scalars
+    assert answer.rows == rows
     for name, params in arrays.items():
         for key, value in params.items():
             for other in (found.arrays[name][key], answer.arrays[name][key]):

@@ -4,10 +4,12 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from grids import FakeGrid, travel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import rabo
 from problems import episodic_problem
@@ -44,6 +46,25 @@ def few_shot(**options):
     return {i: c.problem for i, c in enumerate(task.build([1.0] * 3, 3, 0, "cpu").clients)}
 
 
+def labelled(split=True):
+    """Clients with labels {0, 1}, {1, 2} and {2, 3}; a network as x and y, or as y alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5))
+    x, y = (net[:2], net[2]) if split else ({}, net)
+    problem = rabo.Problem(
+        loss=lambda x, y, data: F.cross_entropy(y(x(data[0]) if split else data[0]), data[1]),
+        x=x,
+        y=y,
+        example=torch.zeros(2, 3),
+        labels=lambda data: data[1],
+    )
+    return {
+        i: problem.on((torch.randn(8, 3, generator=stream(i)), torch.arange(8) % 2 + i))
+        for i in WIDTHS
+    }
+
+
 def make(name, **options):
     kind = ALGORITHMS[name]
     policy = (getattr(kind, "own_policy", None) or rabo.Random)()
@@ -77,6 +98,8 @@ CASES = {
     **{
         n: (episodes if kind.is_episodic else quadratics, make(n)) for n, kind in ALGORITHMS.items()
     },
+    "labels": (labelled, make("static", mask_logits="zero", average_by_label=True)),
+    "no x": (lambda: labelled(split=False), make("static", average_by_label=True)),
     "global Hessian": (quadratics, make("rabo", hessian="global")),
     "single entries": (quadratics, make("rabo", policy=rabo.Magnitude())),
     "copies of y": (few_shot, make("rabo", momentum=0.8)),

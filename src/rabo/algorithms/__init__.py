@@ -1,5 +1,7 @@
 """Published algorithms, one per file."""
 
+from typing import Any
+
 from rabo.algorithms.aggitd import AggITD
 from rabo.algorithms.base import Algorithm, Cohort, State
 from rabo.algorithms.dist_maml import DistMAML
@@ -17,9 +19,11 @@ from rabo.algorithms.rabo import RABO
 from rabo.algorithms.rafbo import RAFBO
 from rabo.algorithms.shrofbo import ShroFBO
 from rabo.algorithms.simfbo import SimFBO
+from rabo.algorithms.simrabo import SimRABO, SimRAFBO
 from rabo.algorithms.single_level import SingleLevel
 from rabo.algorithms.static import HeteroFL
 from rabo.algorithms.steps import Adam, Cosine, Descent
+from rabo.errors import lookup
 
 ALGORITHMS = {
     "rabo": RABO,
@@ -29,6 +33,8 @@ ALGORITHMS = {
     "aggitd": AggITD,
     "simfbo": SimFBO,
     "shrofbo": ShroFBO,
+    "simrabo": SimRABO,
+    "simrafbo": SimRAFBO,
     "fedbio": FedBiO,
     "fedbioacc": FedBiOAcc,
     "fedavg": FedAvg,
@@ -41,10 +47,23 @@ ALGORITHMS = {
     "fiarse": FIARSE,
     "fiarse-structured": StructuredFIARSE,
 }
+ALIASES = {"heterofl": "static"}  # names of the literature, not listed again
 SINGLE_LEVEL = tuple(n for n, kind in ALGORITHMS.items() if issubclass(kind, SingleLevel))
+
+
+def canonical(name: str) -> str:
+    """Return the registered name of an algorithm: an alias stands for another name."""
+    return ALIASES.get(name, name)
+
+
+def find_algorithm(name: str) -> type[Any]:
+    """Return the class of a name or alias, or raise with the closest known name."""
+    return lookup("algorithm", canonical(name), ALGORITHMS)
+
 
 __all__ = [
     "ALGORITHMS",
+    "ALIASES",
     "FIARSE",
     "OAP",
     "RABO",
@@ -71,4 +90,6 @@ __all__ = [
     "StepSizeWarning",
     "StructuredFIARSE",
     "StructuredOAP",
+    "canonical",
+    "find_algorithm",
 ]

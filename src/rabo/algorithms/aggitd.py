@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
 from rabo.algorithms.corrected import CorrectedSteps
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.slopes import hessian_product, inner_slope, outer_slope, pull_back
@@ -26,7 +26,8 @@ class AggITD(CorrectedSteps):
     up) and 2 on x (y and p down, h_i up; their mean h down, x_i up).
 
     On submodels every mean is over the clients that hold an entry, as in `FedNest`. There is no
-    momentum: the factors I − β∇²_yy g differentiate plain steps.
+    momentum: the factors I − β∇²_yy g differentiate plain steps. These factors grow for
+    β > 2/l_{g,1}, although the local steps are β/τ.
     """
 
     policy: MaskPolicy = field(default_factory=Full)  # as published
@@ -60,12 +61,13 @@ class AggITD(CorrectedSteps):
         for t in range(self.num_inner_steps):
             q, p = self._slopes(state, ask, p, t - start, {"x": state.x} if t == 0 else {})
             moved = self.step_inner(state, ask, q)
-            state = replace(state, y=moved.step(state.y, 1.0))
+            state = replace(self.shorten(state, ask), y=moved.step(state.y, 1.0))
         if moves:
             p = {k: state.scalars["beta"] * self.num_inner_steps * v for k, v in p.items()}
-            [h] = ask.mean(pull_back, {"y": state.y, "p": p}, "x_h")
+            last = {"y": state.y, "p": p}
+            [h] = ask.mean(pull_back, last, "x_h", scalars=self.snapshot_scalars)
             state = self.step_outer(state, ask, h.mean())
-        return replace(state, round=state.round + 1)
+        return replace(self.follow_curvature(state, ask), round=state.round + 1)
 
     def start_of_chain(self, round: int) -> int:
         """Draw Q ~ U{0..N−1}."""
@@ -76,14 +78,15 @@ class AggITD(CorrectedSteps):
         self, state: State, ask: Exchanges, p: Params, since: int, x: dict[str, Params]
     ) -> tuple[Params, Params]:
         """One exchange at y^t: q, and the next p if the chain has started."""
-        here = {**x, "y": state.y}
+        here, data = {**x, "y": state.y}, self.snapshot_scalars
         if since < 0:
-            [q] = ask.mean(inner_slope, here, "q")
+            [q] = ask.mean(inner_slope, here, "q", scalars=data)
             return q.mean(), p
         if since == 0:
-            q, slope = ask.mean(self.both_slopes, here, "q", "p")
+            q, slope = ask.mean(self.both_slopes, here, "q", "p", scalars=data)
             return q.mean(), slope.mean()
-        q, product = ask.mean(self.slope_and_product, {**here, "p": p}, "q", "p")
+        q, product = ask.mean(self.slope_and_product, {**here, "p": p}, "q", "p", scalars=data)
+        state = self.shorten(state, ask)
         return q.mean(), product.step(p, state.scalars["beta"])
 
     @answers("q", "p")
@@ -92,8 +95,8 @@ class AggITD(CorrectedSteps):
         found = inner_slope(task, local).arrays
         return Reply({**found, **outer_slope(task, local).arrays})
 
-    @answers("q", "p")
+    @answers("q", "p", scalars=(CURVATURE,))
     def slope_and_product(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_y g_i and ∇²_yy g_i·p."""
-        found = inner_slope(task, local).arrays
-        return Reply({**found, **hessian_product(task, local).arrays})
+        found, product = inner_slope(task, local).arrays, hessian_product(task, local)
+        return Reply({**found, **product.arrays}, product.scalars)

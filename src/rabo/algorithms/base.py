@@ -13,7 +13,10 @@ from rabo.seeding import stream
 from rabo.submodel import Cut
 from rabo.tree import Params
 
+CURVATURE = "curvature"  # a number of replies: a lower bound of l_{g,1}
 HYPERGRADIENT_NORM = "hypergradient_norm"  # a number of the state: of the last step on x
+DISAGREEMENT = "disagreement"  # ‖h_i − mean‖/‖mean‖ over clients, of the last step on x
+INNER_DISAGREEMENT = "inner_disagreement"  # the same of the last changes of y
 MOST_CUTS = 16  # that are kept at a time where every client has its own
 
 
@@ -49,6 +52,11 @@ class Algorithm(Protocol):
     second_order: ClassVar[bool]  # whether clients take second derivatives
     needs_one_y: ClassVar[bool]  # whether it cannot train copies of y, one per task
     is_episodic: ClassVar[bool]  # whether it is for few-shot tasks alone
+
+    @property
+    def uses_local_hessians(self) -> bool:
+        """Whether every client inverts its own Hessian, which is biased where clients differ."""
+        ...
 
     @property
     def seed(self) -> int: ...

@@ -54,11 +54,15 @@ class DistMAML(Episodic):
     @property
     def works_together(self) -> bool:
         """Whether clients of one submodel can be asked as one: as long as their x is the same."""
-        return self.num_inner_steps == 1
+        alone = self.clip_gradients is not None or self.weight_decay > 0  # of each client's own x
+        return self.num_inner_steps == 1 and not alone
 
     def seen(self, problem: Any) -> ClientProblem:
         """One y from which all tasks of a client start, so that its gradient is theirs together."""
         return problem.with_one_copy_each()
+
+    def reported(self, problem: Any, loss: Tensor) -> Tensor:
+        return loss.detach() / problem.copies
 
     def loss(self, problem: Any, at: Weights, batch: Batch, local: Local) -> Tensor:
         copies, num_tasks = problem.copies, len(leaves(batch.inner)[0])

@@ -25,6 +25,7 @@ class Episodic(SingleLevel):
 
     kind: ClassVar[str] = "single level, full model"
     is_episodic: ClassVar[bool] = True
+    needs_outer: ClassVar[bool] = True
 
     def init(self, problem: BilevelProblem) -> State:
         if not getattr(problem, "ways", 0):

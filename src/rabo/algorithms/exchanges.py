@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from rabo.algorithms.base import Cuts, State
+from rabo.algorithms.base import CURVATURE, Cuts, State
 from rabo.covering import Covered
+from rabo.rows import counted
 from rabo.runtimes.base import Reply, Runtime, Task, Work
 from rabo.submodel import level_of
 from rabo.tree import Params
@@ -20,6 +21,7 @@ class Exchanges:
 
     def __init__(self, state: State, cuts: Cuts, runtime: Runtime, seed: int):
         self.cuts, self.present = cuts, set(cuts)
+        self.curvatures: dict[int, float] = {}  # largest curvature, by client
         self._like = {"x": state.x, "y": state.y}
         self._runtime, self._round, self._seed = runtime, state.round, seed
 
@@ -41,8 +43,16 @@ class Exchanges:
 
         for client, reply in self._runtime.map(work, sent()):
             missing.discard(client)
+            if CURVATURE in reply.scalars:
+                seen = self.curvatures.get(client, 0.0)
+                self.curvatures[client] = max(seen, reply.scalars[CURVATURE])
             yield client, reply
         self.present -= missing
+
+    def largest_curvature(self) -> float:
+        """Return the largest curvature that clients saw, after trimming; 0 if none did."""
+        seen = [value for value in self.curvatures.values() if value > 0]
+        return self.cuts.aggregate.largest(seen) if seen else 0.0
 
     def parts_of(self, vectors: Mapping[str, Params]) -> Iterator[tuple[int, Mapping[str, Params]]]:
         """Yield what every client that is still there holds of the same vectors."""
@@ -62,5 +72,6 @@ class Exchanges:
         means = {n: self.cuts.aggregate.begin(self._like[level_of(n)]) for n in names}
         for client, reply in self.ask(work, self.parts_of(vectors), scalars, num_steps):
             for name, mean in means.items():
-                mean.add(getattr(self.cuts[client], level_of(name)), reply.arrays[name])
+                part = getattr(self.cuts[client], level_of(name))
+                mean.add(counted(part, reply.rows.get(name)), reply.arrays[name])
         return list(means.values())

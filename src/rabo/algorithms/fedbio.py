@@ -41,4 +41,5 @@ class FedBiO(Simultaneous):
         state = self.with_beta(state, cuts, runtime)
         ask = Exchanges(state, cuts, runtime, self.seed)
         slopes = self.gather(state, ask, lambda _: self.num_local_steps)
-        return self.move(state, slopes, 1.0)
+        state = self.shorten(state, ask)
+        return self.follow_curvature(self.move(state, slopes, 1.0), ask)

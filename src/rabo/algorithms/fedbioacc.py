@@ -3,9 +3,18 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
 from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.exchanges import Exchanges
-from rabo.algorithms.simultaneous import Simultaneous, Triple, directions
+from rabo.algorithms.secants import SafeSteps
+from rabo.algorithms.simultaneous import (
+    Simultaneous,
+    Triple,
+    directions,
+    inner_slope_of,
+    view_at,
+)
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params
 
@@ -71,6 +80,7 @@ class FedBiOAcc(Simultaneous):
             state = self.move_outer(state, x)
         after = {n: m.step(kept[n], 1.0) for n, m in zip(kept, moved, strict=True)}
         vectors = {**state.vectors, **after}
+        state = self.follow_curvature(state, ask)
         return replace(state, round=state.round + 1, y=y.step(state.y, 1.0), vectors=vectors)
 
     def _point(self, state: State) -> dict[str, Params]:
@@ -80,23 +90,32 @@ class FedBiOAcc(Simultaneous):
     def first_directions(self, task: Task, local: Local) -> Reply:
         """On the client: G(z; B)."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))
-        found = directions(local.problem, at, local.draw(task, "first"))
+        found = directions(view_at(local.problem, at, local.draw(task, "first")), at).slopes
         return Reply(dict(zip(DIRECTIONS, found, strict=True)))
 
-    @answers(*Triple._fields, *DIRECTIONS)
+    @answers(*Triple._fields, *DIRECTIONS, scalars=lambda self: self.safe_numbers)
     def take_directed_steps(self, task: Task, local: Local) -> Reply:
         """On the client: I steps; answer what z and the directions moved by, x over α."""
         start = Triple(*(task.arrays[name] for name in Triple._fields))
         first = Triple(*(task.arrays[name] for name in DIRECTIONS))
         alpha, beta = task.scalars["alpha"], task.scalars["beta"]
         at, d, way = start, first, first.minus(first, 1.0, 1.0).x
+        safe, steepest = SafeSteps(beta, at.y, 1), []
+        taken = torch.as_tensor(task.scalars["steps"], dtype=torch.float64)
+        if self.adapts_beta:
+            slope_at = inner_slope_of(view_at(local.problem, at, local.draw(task, 0)))
+            safe.probe(at.y, slope_at(at.y), slope_at)
+            beta = safe.size
         for k in range(self.num_local_steps):
-            rate = (self.horizon / (self.horizon + task.scalars["steps"] + k)) ** (1 / 3)
+            rate = (self.horizon / (self.horizon + taken + k)) ** (1 / 3)
             way = {name: v + rate * d.x[name] for name, v in way.items()}
             before, at = at, at.minus(d, rate * alpha, rate * beta)
             batch, keep = local.draw(task, k), 1 - self.forgetting * rate**2
-            error = d.minus(directions(local.problem, before, batch), 1.0, 1.0)
-            d = directions(local.problem, at, batch).minus(error, -keep, -keep)
+            there = directions(view_at(local.problem, before, batch), before).slopes
+            here, curvature = directions(view_at(local.problem, at, batch), at)
+            steepest.append(curvature)
+            d = here.minus(d.minus(there, 1.0, 1.0), -keep, -keep)
         moved, turned = start.minus(at, 1.0, 1.0), first.minus(d, 1.0, 1.0)
         changes = dict(zip(DIRECTIONS, turned, strict=True))
-        return Reply({"x": way, "y": moved.y, "v": moved.v, **changes})
+        seen = safe.seen(torch.stack(steepest).max()) if self.adapts_beta else {}
+        return Reply({"x": way, "y": moved.y, "v": moved.v, **changes}, seen)

@@ -6,12 +6,22 @@ from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
+from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.series import RandomSeries
-from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
+from rabo.algorithms.slopes import (
+    fresh_batch,
+    hessian_product,
+    inner_slope,
+    inner_slopes,
+    minus,
+    outer_slope,
+    point,
+    pull_back,
+)
 from rabo.bilevel import BilevelProblem
 from rabo.covering import Covered
 from rabo.hypergradients.linearisation import Exact, View
@@ -76,28 +86,38 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         if state.round >= self.warm_up:
             slope = (self._private if private else self._relayed)(state, ask, L)
             state = self.move_outer(state, slope)
-        return replace(state, round=state.round + 1)
+        return replace(self.follow_curvature(state, ask), round=state.round + 1)
 
     def _descend_inner(self, state: State, ask: Exchanges) -> State:
         """y −= β·avg ∇_y g_i, T times."""
         velocity: Params = {}
+        beta = {"beta": state.scalars["beta"]}
         for t in range(self.num_inner_steps):
             here = {"x": state.x, "y": state.y} if t == 0 else {"y": state.y}
-            [slope] = ask.mean(self.inner_slope, here, "y")
+            [slope] = ask.mean(self.inner_slope, here, "y", scalars=beta)
+            state = self.shorten(state, ask)
             velocity = self.accelerate(velocity, slope.mean())
             state = replace(state, y=minus(state.y, velocity, state.scalars["beta"]))
         return state
 
-    @answers("y")
+    @answers("y", scalars=lambda self: (CURVATURE,) if self.adapts_beta else ())
     def inner_slope(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_y g_i, which moves y."""
-        return Reply({"y": inner_slope(task, local).arrays["q"]})
+        """On the client: ∇_y g_i, which moves y; first with the secant of a trial step."""
+        if not self.adapts_beta:
+            return Reply({"y": inner_slope(task, local).arrays["q"]})
+        y, batch = point(task, local)[1], fresh_batch(task, local, "inner")
+        slope_at = inner_slopes(local, batch)
+        slope, safe = slope_at(y), SafeSteps(task.scalars["beta"], y, 1)
+        if "x" in task.arrays:
+            safe.probe(y, slope, slope_at)
+        return Reply({"y": slope}, {CURVATURE: safe.curvature.max()})
 
     def _relayed(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""
         y = ask.cuts.extract("y", state.y)
         asked = ((j, {"y": y(j)}) for j in sorted(ask.present))
         chains: dict[int, Params] = {}
+        bounds = dict.fromkeys(sorted(ask.present), L)  # each chain has its own
         for j, reply in ask.ask(outer_slope, asked):
             slope = ask.cuts[j].y.expand(reply.arrays["p"])
             chains[j] = {k: self.num_terms / L * v for k, v in slope.items()}
@@ -105,7 +125,7 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
             going = {j for j in chains if t < self.num_factors(state.round, j)}
             met = self._meetings(state.round, t, going, ask.present)
             if met:
-                self._multiply(chains, met, ask, L)
+                self._multiply(chains, met, ask, bounds)
         mean = ask.cuts.aggregate.begin(state.x)
         met = self._meetings(state.round, self.num_terms - 1, set(chains), ask.present)
         for k, reply in ask.ask(self.pull_back, self._vectors(chains, met, ask)):
@@ -127,14 +147,20 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         return [present[i] for i in order.tolist()]
 
     def _multiply(
-        self, chains: dict[int, Params], met: dict[int, int], ask: Exchanges, L: float
+        self,
+        chains: dict[int, Params],
+        met: dict[int, int],
+        ask: Exchanges,
+        bounds: dict[int, float],
     ) -> None:
-        """One exchange: p_j ← (I − ∇²_yy g_k/L)p_j for the chain j that meets client k."""
+        """One exchange: p_j ← (I − ∇²_yy g_k/L_j)p_j for the chain j that meets client k."""
         lost = set(met.values())
         for k, reply in ask.ask(hessian_product, self._vectors(chains, met, ask)):
-            product = ask.cuts[k].y.expand(reply.arrays["p"])
-            chains[met[k]] = minus(chains[met[k]], product, 1 / L)
-            lost.discard(met[k])
+            j, product = met[k], ask.cuts[k].y.expand(reply.arrays["p"])
+            bounds[j], ratio = self.enlarged(bounds[j], reply.scalars[CURVATURE])
+            factor = minus(chains[j], product, 1 / bounds[j])
+            chains[j] = {name: ratio * v for name, v in factor.items()}
+            lost.discard(j)
         for j in lost:
             del chains[j]
 
@@ -154,11 +180,12 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
         return slope
 
-    @answers("x", scalars=("residual",))
+    @answers("x", scalars=("residual", CURVATURE))
     def estimate_privately(self, task: Task, local: Local) -> Reply:
         """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
         batch = local.draw(task, "outer")
         x, y = local.memory["x"], local.memory["y"]
         system = Exact(View(local.problem, x, y, batch, one_pass=True))
         found = neumann(system.product, system.rhs, self.num_terms, task.scalars["step"])
-        return Reply({"x": system.pull_back(found.v)}, {"residual": found.residual})
+        numbers = {"residual": found.residual, CURVATURE: found.curvature}
+        return Reply({"x": system.pull_back(found.v)}, numbers)

@@ -1,11 +1,12 @@
 """One linear system over all clients: Σ_i ∇²_yy g_i·v = Σ_i ∇_y f_i (erratum 6)."""
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import Tensor
 
-from rabo.algorithms.base import State
-from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.base import CURVATURE, State
+from rabo.algorithms.exchanges import NO_SCALARS, Exchanges
 from rabo.covering import Covered
 from rabo.hypergradients.linearisation import (
     Exact,
@@ -13,6 +14,7 @@ from rabo.hypergradients.linearisation import (
     ImplicitEstimator,
     Linearisation,
 )
+from rabo.hypergradients.solvers import stretch
 from rabo.runtimes.base import Local, Reply, Task, Work, answers
 from rabo.tree import Params, as_tree, flatten, leaves
 
@@ -56,11 +58,12 @@ class GlobalHessian:
         local.memory["y"] = task.arrays["y"]
         return _reply(self._system(task, local).rhs, local)
 
-    @answers("slope")
+    @answers("slope", scalars=(CURVATURE,))
     def hessian_product(self, task: Task, local: Local) -> Reply:
         """On the client: ∇²_yy g_i·v."""
-        system = self._system(task, local)
-        return _reply(system.product(flatten(leaves(task.arrays["v"]))), local)
+        v = flatten(leaves(task.arrays["v"]))
+        product = self._system(task, local).product(v)
+        return _reply(product, local, {CURVATURE: stretch(product, v)})
 
     @answers("x", scalars=("residual",))
     def pull_back(self, task: Task, local: Local) -> Reply:
@@ -80,5 +83,5 @@ class GlobalHessian:
         return local.memory["system"]
 
 
-def _reply(flat: Tensor, local: Local) -> Reply:
-    return Reply({"slope": as_tree(flat, local.memory["y"])})
+def _reply(flat: Tensor, local: Local, scalars: Mapping[str, Any] = NO_SCALARS) -> Reply:
+    return Reply({"slope": as_tree(flat, local.memory["y"])}, scalars)

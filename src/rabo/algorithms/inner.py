@@ -6,17 +6,22 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
-from rabo.algorithms.base import Cohort, Cuts, State, spread
+from rabo.algorithms.base import CURVATURE, INNER_DISAGREEMENT, Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.secants import BACKTRACKS, SafeSteps
+from rabo.algorithms.slopes import inner_slope_on, sees_again
 from rabo.algorithms.steps import StepSize, check_step, size_at
 from rabo.bilevel import BilevelProblem
 from rabo.errors import NonFiniteError
-from rabo.hypergradients.linearisation import check_loss, gradient
+from rabo.hypergradients.linearisation import one_realisation
 from rabo.masks import Importance, MaskPolicy
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.tree import Params, as_leaves, leaves, plus
+from rabo.tree import Params, plus
+
+FADING = 0.9  # of the curvature that a round has not seen
 
 
 class StepSizeWarning(UserWarning):
@@ -29,10 +34,12 @@ class Calibrated:
 
     needs_one_y: ClassVar[bool] = False
     is_episodic: ClassVar[bool] = False
+    uses_local_hessians: ClassVar[bool] = False  # biased where clients differ (erratum 6)
+    needs_outer: ClassVar[bool] = True  # whether a problem of one loss is refused
 
     policy: MaskPolicy = field(default_factory=Importance)
     beta: StepSize | Literal["auto"] = "auto"
-    calibrate_every: int = 10  # rounds between measurements of l_{g,1}
+    calibrate_every: int | None = None  # rounds between measurements of l_{g,1}; None: one at first
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,10 +47,15 @@ class Calibrated:
             check_step("beta", self.beta, also=" or 'auto'")
         if isinstance(self.policy, (str, type)):
             raise ValueError(f"policy must be an object such as Rolling(), got {self.policy!r}")
-        if self.calibrate_every < 1:
+        if self.calibrate_every is not None and self.calibrate_every < 1:
             raise ValueError(f"calibrate_every must be at least 1, got {self.calibrate_every}")
 
     def init(self, problem: BilevelProblem) -> State:
+        if self.needs_outer and getattr(problem, "has_one_loss", False):
+            raise ValueError(
+                f"{type(self).__name__} needs an inner and an outer loss, got a problem of one "
+                "loss; give Problem(inner=..., outer=...), or use fedavg or static"
+            )
         if self.needs_one_y and problem.copies > 1:
             raise ValueError(
                 f"{type(self).__name__} averages vectors in y over clients and needs one y for "
@@ -53,20 +65,39 @@ class Calibrated:
         x, y = problem.start()
         return State(0, x, y)
 
+    @property
+    def step_over_beta(self) -> float:
+        """The length of an inner step over β."""
+        return 1.0
+
     def prepare(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
-        """Measure l_{g,1}; warn where β is beyond 2/l_{g,1}."""
+        """Measure l_{g,1}; warn where an inner step is longer than 2/l_{g,1}."""
         if callable(self.beta):
             return state  # a schedule is chosen by hand, for problems that are not convex
         cuts = Cuts(self.policy, state, cohort, self.seed)
         largest = largest_curvature(state, cuts, runtime, self.seed)
-        if self.beta != "auto" and self.beta * largest > 2:
+        if self.beta != "auto" and self.beta * self.step_over_beta * largest > 2:
+            limit, number = 2 / (self.step_over_beta * largest), 1 / self.step_over_beta
+            name, why = "2/l_g1", ""
+            if number != 1:
+                name, why = "2τ/l_g1", f" (τ = {number:g} local steps)"
             warnings.warn(
-                f"beta = {self.beta:g} exceeds 2/l_g1 = {2 / largest:g}: the inner steps diverge. "
+                f"beta = {self.beta:g} exceeds {name} = {limit:g}{why}: the inner steps diverge. "
                 f"Use beta = {1 / (2 * largest):.3g} (1/(2 l_g1)), or beta='auto'.",
                 StepSizeWarning,
                 stacklevel=3,
             )
         return replace(state, scalars={**state.scalars, "largest_curvature": largest})
+
+    @property
+    def adapts_beta(self) -> bool:
+        """Whether β is automatic, so that clients may shrink it."""
+        return self.beta == "auto"
+
+    @property
+    def safe_numbers(self) -> tuple[str, ...]:
+        """Names of the scalars in replies with steps on y."""
+        return (CURVATURE, BACKTRACKS) if self.adapts_beta else ()
 
     def with_beta(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
         """Set β: as given, or 1/(2 l_{g,1}) as measured last."""
@@ -78,9 +109,10 @@ class Calibrated:
         return replace(state, scalars={**state.scalars, "beta": beta})
 
     def with_curvature(self, state: State, cuts: Cuts, runtime: Runtime) -> State:
-        """Measure l_{g,1} where it is not known yet, and anew every few rounds."""
+        """Measure l_{g,1} where it is not known yet, and anew every `calibrate_every` rounds."""
         largest = state.scalars.get("largest_curvature", 0.0)
-        if not largest or (state.round and state.round % self.calibrate_every == 0):
+        every = self.calibrate_every
+        if not largest or (every and state.round and state.round % every == 0):
             largest = largest_curvature(state, cuts, runtime, self.seed) or largest
         if not largest > 0:
             raise NonFiniteError(
@@ -88,6 +120,30 @@ class Calibrated:
                 "a regulariser to the inner loss, or give beta as a number"
             )
         return replace(state, scalars={**state.scalars, "largest_curvature": largest})
+
+    @property
+    def follows_curvature(self) -> bool:
+        """Whether anything depends on the curvature of later rounds."""
+        return self.adapts_beta
+
+    def follow_curvature(self, state: State, *asked: Exchanges) -> State:
+        """Take l_{g,1} of the next round from the secants and products of this one.
+
+        The bound fades by a tenth a round: once y has converged along sharp directions, its steps
+        see flat ones only.
+        """
+        seen = max(ask.largest_curvature() for ask in asked)
+        if not self.follows_curvature or not seen:
+            return state
+        largest = max(seen, FADING * state.scalars["largest_curvature"])
+        return replace(state, scalars={**state.scalars, "largest_curvature": largest})
+
+    def shorten(self, state: State, ask: Exchanges) -> State:
+        """Reduce β to 1/(2·curvature) if the curvature seen in this round exceeds 1/β."""
+        seen = ask.largest_curvature()
+        if not self.adapts_beta or seen * state.scalars["beta"] <= 1:
+            return state
+        return replace(state, scalars={**state.scalars, "beta": 1 / (2 * seen)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +164,10 @@ class InnerLevel(Calibrated):
         """Lines 6-20, one exchange: y_{q+1}."""
         here, beta = {"x": state.x, "y": state.y}, {"beta": state.scalars["beta"]}
         [moved] = ask.mean(self.update_inner, here, "y", scalars=beta)  # lines 6-10
-        return replace(state, y=moved.step(state.y, 1.0))  # lines 12-20
+        scalars = {**state.scalars, INNER_DISAGREEMENT: float(moved.disagreement())}
+        return replace(state, y=moved.step(state.y, 1.0), scalars=scalars)  # lines 12-20
 
-    @answers("y")
+    @answers("y", scalars=lambda self: self.safe_numbers)
     def update_inner(self, task: Task, local: Local) -> Reply:
         """Lines 6-10, on the client: T steps on the submodel, then the way it went.
 
@@ -118,33 +175,59 @@ class InnerLevel(Calibrated):
         β cancels.
         """
         x, start = task.arrays["x"], spread(task.arrays["y"], local.problem.copies)
-        y = self.follow(task, local, x, start, lambda t: t)
+        y, seen = self.follow(task, local, x, start, lambda t: t)
         local.memory["x"] = x
         change = {k: start[k] - y[k] for k in start}
         if local.problem.copies > 1:
             local.memory["y"] = y
             change = {k: v.mean(dim=0) for k, v in change.items()}
-        return Reply({"y": change})
+        return Reply({"y": change}, seen)
 
     def follow(
         self, task: Task, local: Local, x: Params, y: Params, purpose: Callable[[int], str | int]
-    ) -> Params:
-        """T steps on y where x is (lines 6-8), each with the data of its purpose."""
-        problem, data, z, velocity = local.problem, None, None, {}
+    ) -> tuple[Params, dict[str, Tensor]]:
+        """Take T steps on y at fixed x (lines 6-8); purpose(t) names the batch of step t.
+
+        With beta="auto", a step along which the gradient changes by more than 1/β is taken back.
+        Returns y and the numbers that go with the reply.
+        """
+        if self.adapts_beta:
+            return self._follow_safely(task, local, x, y, purpose)
+        data, velocity, slope_at = None, {}, None
         for t in range(self.num_inner_steps):
             batch = local.draw(task, purpose(t))
-            if t == 0 or batch.inner is not data:  # features of the same data serve all steps
-                data = batch.inner
-                with torch.no_grad():
-                    z = problem.features(x, data)
-            y = as_leaves(y)
-            loss = problem.inner(z, y, data)
-            if t == 0:
-                check_loss("inner", loss)
-            slope = dict(zip(y, gradient(loss, leaves(y)), strict=True))  # line 7
-            velocity = self.accelerate(velocity, slope)
+            if slope_at is None or batch.inner is not data:
+                data, slope_at = batch.inner, inner_slope_on(local.problem, x, batch.inner)
+            velocity = self.accelerate(velocity, slope_at(y, t == 0))  # line 7
             y = plus(y, -task.scalars["beta"], velocity)
-        return y
+        return y, {}
+
+    def _follow_safely(
+        self, task: Task, local: Local, x: Params, y: Params, purpose: Callable[[int], str | int]
+    ) -> tuple[Params, dict[str, Tensor]]:
+        """Take T steps with a β that secants bound; one more gradient where batches change."""
+        problem, seed = local.problem, torch.default_generator.initial_seed()
+        is_random = getattr(problem, "has_random_layers", False)
+        data, velocity, slope_at = None, {}, None
+        safe = SafeSteps(task.scalars["beta"], y, problem.copies)
+        for t in range(self.num_inner_steps):
+            batch = local.draw(task, purpose(t))
+            if slope_at is None or batch.inner is not data:
+                data, slope_at = batch.inner, inner_slope_on(problem, x, batch.inner)
+                safe.forget()
+            elif is_random:  # other draws, another function
+                safe.forget()
+            with one_realisation(problem, seed + t, y):
+                slope = slope_at(y, t == 0)
+            if t == 0 and (
+                is_random or self.num_inner_steps == 1 or not sees_again(local, batch, "inner")
+            ):
+                with one_realisation(problem, seed, y):
+                    safe.probe(y, slope, slope_at)
+            y, slope, back = safe.check(y, slope)
+            velocity = self.accelerate(safe.kept(velocity, back), slope)
+            y = safe.step(y, velocity)
+        return y, safe.seen()
 
     def accelerate(self, velocity: Params, slope: Params) -> Params:
         """Return the direction of the next inner step; no velocity yet is an empty one."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
@@ -11,6 +11,7 @@ from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.steps import Descent
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
 from rabo.hypergradients.linearisation import Estimate
+from rabo.hypergradients.solvers import largest
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, plus
 
@@ -77,13 +78,17 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
                 rates = self._rates(state)
                 [slope] = ask.mean(self.estimate_outer, {"y": state.y}, "x", scalars=rates)  # 21-24
             state = self.move_outer(state, slope)  # lines 25-33
-        return replace(state, round=state.round + 1)
+        return replace(self.follow_curvature(state, ask), round=state.round + 1)
 
     @property
     def works_together(self) -> bool:
         """Whether clients of one submodel can be asked as one where every task has its own y."""
         same_x = self.hessian == "local" and self.num_outer_steps == 1
         return same_x and getattr(self.hypergradient, "keeps_copies_apart", False)
+
+    @property
+    def uses_local_hessians(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.hessian == "local"
 
     def _rates(self, state: State) -> dict[str, float]:
         """Return the step sizes that clients need to move x themselves."""
@@ -96,7 +101,7 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             return 1
         return 3 + self._implicit.num_products if self.hessian == "global" else 2
 
-    @answers("x", scalars=("residual",))
+    @answers("x", scalars=lambda self: ("residual", *((CURVATURE,) if self.adapts_beta else ())))
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y.
 
@@ -105,13 +110,17 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         """
         x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])
         found = self._hypergradient(task, local, x, y, "")
-        total = found.value
+        total, seen = found.value, [found.curvature]
         for k in range(1, self.num_outer_steps):
             x = plus(x, -task.scalars["alpha"], found.value)
-            y = self.follow(task, local, x, y, lambda t, k=k: f"{t} after {k}")
+            y, numbers = self.follow(task, local, x, y, lambda t, k=k: f"{t} after {k}")
             found = self._hypergradient(task, local, x, y, f" after {k}")
             total = plus(total, 1.0, found.value)
-        return Reply({"x": total}, {"residual": found.residual})
+            seen += [found.curvature, numbers.get(CURVATURE)]
+        scalars = {"residual": found.residual}
+        if self.adapts_beta:
+            scalars[CURVATURE] = largest([c for c in seen if c is not None], found.residual)
+        return Reply({"x": total}, scalars)
 
     def _hypergradient(self, task: Task, local: Local, x: Params, y: Params, when: str) -> Estimate:
         batch = local.draw(task, f"outer{when}")

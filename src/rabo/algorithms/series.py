@@ -24,10 +24,21 @@ class RandomSeries(Calibrated):
         if self.smoothness is not None and not self.smoothness > 0:
             raise ValueError(f"smoothness must be positive or None, got {self.smoothness}")
 
+    @property
+    def follows_curvature(self) -> bool:
+        """Whether β or L depends on the curvature."""
+        return self.adapts_beta or self.smoothness is None
+
     def num_factors(self, round: int, chain: int = 0) -> int:
         """Draw N' ~ U{0..N−1}, the number of factors of a chain in a round."""
         generator = stream(self.seed, round, chain, "factors")
         return int(torch.randint(self.num_terms, (), generator=generator))
+
+    def enlarged(self, L: float, seen: float) -> tuple[float, float]:
+        """Return max(L, seen) and the factor that rescales the series; a given smoothness stays."""
+        if self.smoothness is not None or seen <= L:
+            return L, 1.0
+        return seen, L / seen
 
     def with_step_sizes(self, state: State, cuts: Cuts, runtime: Runtime) -> tuple[State, float]:
         """Set β and return L."""

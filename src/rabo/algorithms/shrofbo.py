@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rabo.algorithms.simfbo import SimFBO
+from rabo.algorithms.simfbo import SimFBO, mean_steps
 from rabo.algorithms.simultaneous import Triple
 from rabo.runtimes.base import Local, Reply, Task, answers
 
@@ -17,11 +17,13 @@ class ShroFBO(SimFBO):
     """
 
     def size_of_sums(self, clients: set[int]) -> float:
-        """ρ = Σ p̃_i‖a_i‖_1, by which means get the size of sums back."""
-        return sum(map(self.num_steps, clients)) / max(1, len(clients))
+        """Return ρ, the factor from means to sums."""
+        return mean_steps(self.num_local_steps, clients)
 
-    @answers(*Triple._fields)
+    @answers(*Triple._fields, scalars=lambda self: self.safe_numbers)
     def take_steps(self, task: Task, local: Local) -> Reply:
         """On the client: the steps of SimFBO, then q_i/τ_i."""
-        sums = super().take_steps(task, local).arrays.items()
-        return Reply({n: {k: t / task.num_steps for k, t in q.items()} for n, q in sums})
+        reply = super().take_steps(task, local)
+        sums = reply.arrays.items()
+        means = {n: {k: t / task.num_steps for k, t in q.items()} for n, q in sums}
+        return reply._replace(arrays=means)

@@ -42,9 +42,7 @@ class SimFBO(Simultaneous):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        steps = self.num_local_steps
-        if not steps or min([steps] if isinstance(steps, int) else steps) < 1:
-            raise ValueError(f"num_local_steps must be at least 1, got {steps}")
+        check_steps(self.num_local_steps)
         if not self.server_scale > 0:
             raise ValueError(f"server_scale must be positive, got {self.server_scale}")
         if not self.radius > 0:
@@ -57,17 +55,14 @@ class SimFBO(Simultaneous):
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)
         ask = Exchanges(state, cuts, runtime, self.seed)
-        slopes = self.gather(state, ask, self.num_steps)
+        slopes = self.gather(state, ask, lambda client: steps_of(self.num_local_steps, client))
+        state = self.shorten(state, ask)
         state = self.move(state, slopes, self.server_scale * self.size_of_sums(ask.present))
+        state = self.follow_curvature(state, ask)
         return replace(state, vectors={**state.vectors, "v": self._project(state.vectors["v"])})
 
-    def num_steps(self, client: int) -> int:
-        """τ_i."""
-        steps = self.num_local_steps
-        return steps if isinstance(steps, int) else steps[client % len(steps)]
-
     def size_of_sums(self, clients: set[int]) -> float:
-        """Return by what the replies are too short: sums are not."""
+        """Return the factor from replies to sums: replies are sums."""
         return 1.0
 
     def _project(self, v: Params) -> Params:
@@ -76,3 +71,19 @@ class SimFBO(Simultaneous):
         norm = squared_norm(v).sqrt()
         shrink = torch.where(norm > self.radius, self.radius / norm, 1.0)
         return {k: shrink * t for k, t in v.items()}
+
+
+def check_steps(steps: int | Sequence[int]) -> None:
+    """Refuse numbers of local steps below 1."""
+    if not steps or min([steps] if isinstance(steps, int) else steps) < 1:
+        raise ValueError(f"num_local_steps must be at least 1, got {steps}")
+
+
+def steps_of(steps: int | Sequence[int], client: int) -> int:
+    """Return τ_i."""
+    return steps if isinstance(steps, int) else steps[client % len(steps)]
+
+
+def mean_steps(steps: int | Sequence[int], clients: set[int]) -> float:
+    """Return ρ = Σ p̃_i‖a_i‖_1, the factor from means to sums."""
+    return sum(steps_of(steps, client) for client in clients) / max(1, len(clients))

@@ -5,14 +5,22 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rabo.algorithms.base import State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
+from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.slopes import minus
 from rabo.bilevel import Batch, BilevelProblem
 from rabo.covering import Covered
-from rabo.hypergradients.linearisation import Exact, View
+from rabo.hypergradients.linearisation import (
+    LINEARISATIONS,
+    Products,
+    View,
+    gradient,
+)
+from rabo.hypergradients.solvers import stretch
 from rabo.masks import Full, MaskPolicy
 from rabo.runtimes.base import Local, Reply, Task, answers
 from rabo.tree import Params, as_tree, flatten, leaves
@@ -25,18 +33,42 @@ class Triple(NamedTuple):
     y: Params
     v: Params
 
-    def minus(self, other: "Triple", x: float, y: float) -> "Triple":
+    def minus(self, other: "Triple", x: float | Tensor, y: float | Tensor) -> "Triple":
         """Step along other with one size for x and one for y and v, whose curvature is the same."""
         return Triple(
             minus(self.x, other.x, x), minus(self.y, other.y, y), minus(self.v, other.v, y)
         )
 
 
-def directions(problem: BilevelProblem, at: Triple, batch: Batch) -> Triple:
+class Directions(NamedTuple):
+    """The slopes at a point, and the curvature along v."""
+
+    slopes: Triple
+    curvature: Tensor  # ‖∇²_yy g·v‖/‖v‖
+
+
+def directions(view: View, at: Triple, products: Products = "exact") -> Directions:
     """∇_x f_i − ∇²_xy g_i·v for x, ∇_y g_i for y, and ∇²_yy g_i·v − ∇_y f_i for v."""
-    system, v = Exact(View(problem, at.x, at.y, batch, one_pass=True)), flatten(leaves(at.v))
-    residual = system.product(v) - system.rhs
-    return Triple(system.pull_back(v), as_tree(system.inner_slope, at.y), as_tree(residual, at.y))
+    system, v = LINEARISATIONS[products](view), flatten(leaves(at.v))
+    found = system.apply(v)
+    residual = as_tree(found.product - system.rhs, at.y)
+    slopes = Triple(found.value, as_tree(system.inner_slope, at.y), residual)
+    return Directions(slopes, stretch(found.product, v))
+
+
+def view_at(problem: BilevelProblem, at: Triple, batch: Batch) -> View:
+    """Look at f and g at a point, with the features of both in one pass."""
+    return View(problem, at.x, at.y, batch, one_pass=True)
+
+
+def inner_slope_of(view: View) -> Callable[[Params], Params]:
+    """Return ∇_y g(x, ·) of a view: random layers draw as they do there."""
+
+    def slope(y: Params) -> Params:
+        flat = flatten(leaves(y)).requires_grad_()
+        return as_tree(gradient(view.inner(flat), [flat])[0], y)
+
+    return slope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +78,7 @@ class Simultaneous(OuterLevel):
     policy: MaskPolicy = field(default_factory=Full)  # as published
 
     needs_one_y: ClassVar[bool] = True
+    products: ClassVar[Products] = "exact"
 
     def init(self, problem: BilevelProblem) -> State:
         state = super().init(problem)
@@ -65,16 +98,24 @@ class Simultaneous(OuterLevel):
             self.take_steps, vectors, *vectors, scalars=self.sizes(state), num_steps=num_steps
         )
 
-    @answers(*Triple._fields)
+    @answers(*Triple._fields, scalars=lambda self: self.safe_numbers)
     def take_steps(self, task: Task, local: Local) -> Reply:
         """On the client: τ_i steps, then q_i = Σ_k (slope of step k)."""
         at = Triple(*(task.arrays[name] for name in Triple._fields))
         total = at.minus(at, 1.0, 1.0)
+        alpha, beta = task.scalars["alpha"], task.scalars["beta"]
+        safe, steepest = SafeSteps(beta, at.y, 1), []
         for k in range(task.num_steps):
-            step = directions(local.problem, at, local.draw(task, k))
-            at = at.minus(step, task.scalars["alpha"], task.scalars["beta"])
-            total = total.minus(step, -1.0, -1.0)
-        return Reply(total._asdict())
+            view = view_at(local.problem, at, local.draw(task, k))
+            found = directions(view, at, self.products)
+            if k == 0 and self.adapts_beta:
+                safe.probe(at.y, found.slopes.y, inner_slope_of(view))
+                beta = safe.size
+            steepest.append(found.curvature)
+            at = at.minus(found.slopes, alpha, beta)
+            total = total.minus(found.slopes, -1.0, -1.0)
+        curvature = torch.stack(steepest).max()
+        return Reply(total._asdict(), safe.seen(curvature) if self.adapts_beta else {})
 
     def move(self, state: State, slopes: list[Covered], scale: float) -> State:
         """Step on x, y and v with sizes scale·(α, β, β)."""

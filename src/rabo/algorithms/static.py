@@ -11,8 +11,10 @@ from rabo.masks import MaskPolicy, Static
 class HeteroFL(Supervised):
     """Local SGD on the first ⌈r·n⌉ channels, the classifier's outputs whole (Diao et al., 2021).
 
-    Departs from HeteroFL, whose training divides by r after every layer with parameters: the
-    batch-statistics norms that follow undo it, except after the last linear layer.
+    Departs from HeteroFL, whose convolutional networks divide by r before each norm in training
+    (Scaler). The norm undoes the division up to its eps. The released networks do not divide after
+    their classifier. Four extras of the released code are options, off by default:
+    `clip_gradients=1`, `weight_decay=5e-4`, `mask_logits="zero"` and `average_by_label=True`.
     """
 
     policy: MaskPolicy = field(default_factory=Static)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import cos, inf, pi
 from numbers import Real
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
@@ -20,6 +20,9 @@ StepSize: TypeAlias = float | Callable[[int], float]  # a number, or a function 
 class OuterStep(Protocol):
     """x_{q+1} from x_q, the mean hypergradient and its own memory; uncovered entries stay."""
 
+    default_size: ClassVar[float]  # α where the user gives none
+    is_scale_free: ClassVar[bool]  # whether the length of the mean does not matter
+
     def __call__(
         self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]: ...
@@ -28,6 +31,9 @@ class OuterStep(Protocol):
 @dataclass(frozen=True)
 class Descent:
     """x − α·mean, as in lines 25-33."""
+
+    default_size: ClassVar[float] = 0.1
+    is_scale_free: ClassVar[bool] = False
 
     def __call__(
         self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
@@ -43,6 +49,9 @@ class Adam:
     orders of magnitude (the weights and offsets of a loss do).
     """
 
+    default_size: ClassVar[float] = 0.01
+    is_scale_free: ClassVar[bool] = True
+
     decay: float = 0.9
     square_decay: float = 0.999
     epsilon: float = 1e-8
@@ -51,17 +60,20 @@ class Adam:
         self, full: Params, mean: Covered, size: float, memory: Mapping[str, Params]
     ) -> tuple[Params, Mapping[str, Params]]:
         slope, here, value = mean.flat_mean, mean.flat_count > 0, mean.lay(full)
+        dtype = torch.promote_types(value.dtype, torch.float32)  # bfloat16 rounds .999 to 1
         first, second, steps = (
-            mean.lay(memory[k]) if k in memory else torch.zeros_like(value) for k in KEPT
+            mean.lay(memory[k]) if k in memory else torch.zeros_like(value, dtype=dtype)
+            for k in KEPT
         )
+        slope = slope.to(dtype)
         steps = steps + here
         first = torch.where(here, first.lerp(slope, 1 - self.decay), first)
         second = torch.where(here, second.lerp(slope.square(), 1 - self.square_decay), second)
         root = (second / (1 - self.square_decay**steps).clamp(min=self.epsilon)).sqrt()
         step = first / (1 - self.decay**steps).clamp(min=self.epsilon) / (root + self.epsilon)
-        moved = torch.where(here, value - size * step, value)
+        moved = torch.where(here, (value - size * step).to(value.dtype), value)
         kept = zip(KEPT, (first, second, steps), strict=True)
-        return mean.named(moved), {name: mean.named(flat) for name, flat in kept}
+        return mean.named(moved), {name: mean.split(flat) for name, flat in kept}
 
 
 @dataclass(frozen=True)

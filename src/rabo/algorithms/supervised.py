@@ -5,8 +5,10 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from rabo.algorithms.single_level import Level, SingleLevel, Weights
+from rabo.algorithms.base import State
+from rabo.algorithms.single_level import Level, Rows, SingleLevel, Weights
 from rabo.bilevel import Batch, BilevelProblem, features_of
+from rabo.labels import MaskedLogits
 from rabo.masks import Full
 from rabo.runtimes.base import Local
 from rabo.tree import Params
@@ -14,26 +16,52 @@ from rabo.tree import Params
 
 @dataclass(frozen=True, kw_only=True)
 class Supervised(SingleLevel):
-    """Local SGD on g, or on the mean of g and f.
+    """Local SGD on the one loss of a problem, on the mean of g and f, or on g alone.
 
-    With `levels="y"` the loss is g and x stays where it starts: in loss tuning, the untuned loss.
-    With `levels="both"` x and y are one network, trained on the mean of g and f: all data are used,
-    the two levels are not.
+    With `levels="both"` x and y are one network, trained on the loss of the problem. A bilevel
+    problem has two losses: their mean uses all data. With `levels="y"` the loss is g and x stays
+    where it starts.
+
+    A problem that gives `labels=` also takes the options of the released HeteroFL code:
+    `mask_logits="zero"` sets the logits of labels that a client does not have to zero; "exclude"
+    takes them out of the softmax. With `average_by_label=True` only the clients that have a label
+    are averaged in its row of the classifier.
     """
 
-    levels: Literal["both", "y"] = "y"
+    levels: Literal["both", "y"] = "both"
+    mask_logits: MaskedLogits = "none"
+    average_by_label: bool = False
 
     own_policy: ClassVar[type | None] = None  # of algorithms that are what their masks are
 
     def __post_init__(self) -> None:
         if self.levels not in ("both", "y"):
             raise ValueError(f"levels must be both or y, got {self.levels!r}")
+        if self.mask_logits not in ("none", "zero", "exclude"):
+            raise ValueError(f"mask_logits must be none, zero or exclude, got {self.mask_logits!r}")
         super().__post_init__()
         if self.own_policy and not isinstance(self.policy, (self.own_policy, Full)):
             raise ValueError(
                 f"{type(self).__name__} keeps what {self.own_policy.__name__}() keeps, got policy "
                 f"{self.policy!r}; fedavg takes any policy"
             )
+
+    def init(self, problem: BilevelProblem) -> State:
+        knows_labels = getattr(problem, "knows_labels", False)
+        if not knows_labels and (self.mask_logits != "none" or self.average_by_label):
+            raise ValueError(
+                "mask_logits and average_by_label need to know the labels of a client; give "
+                "Problem(labels=...), a function from its data to their labels"
+            )
+        return super().init(problem)
+
+    def seen(self, problem: Any) -> BilevelProblem:
+        return (
+            problem if self.mask_logits == "none" else problem.with_masked_logits(self.mask_logits)
+        )
+
+    def rows_of(self, problem: Any) -> Rows:
+        return {"y": problem.label_rows()} if self.average_by_label else {}
 
     @property
     def trained(self) -> tuple[Level, ...]:
@@ -44,6 +72,8 @@ class Supervised(SingleLevel):
         if self.levels == "y":
             z = _fixed_features(problem, x, batch, local)
             return problem.inner(z, y, batch.inner)
+        if getattr(problem, "has_one_loss", False):
+            return problem.inner(problem.features(x, batch.inner), y, batch.inner)
         of_inner, of_outer = features_of(problem, x, batch)
         inner = problem.inner(of_inner, y, batch.inner)
         outer = problem.outer(of_outer, y, batch.outer)

@@ -25,7 +25,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Records = dict[str, ArrayRecord | ConfigRecord]
 NO_NUMBERS: Mapping[str, float] = {}
-VECTOR, SCALAR, CUT = "vector ", "scalar ", "cut "  # how names in a head begin
+VECTOR, SCALAR, CUT, ROWS = "vector ", "scalar ", "cut ", "rows "  # how names in a head begin
 INLINE, MOST_INLINE = "raw bytes", 2**20  # small vectors travel in the head itself
 MOST_WORDS = 500  # letters of what a client says about itself
 
@@ -111,6 +111,8 @@ def read_task(records: RecordDict, held: Cut, device: torch.device | None = None
 def reply_records(reply: Reply, held: Cut) -> RecordDict:
     """Write a reply; its cost without traffic, which the server counts itself."""
     vectors = {n: _squeeze(held, n, p) for n, p in reply.arrays.items()}
+    for name, tensors in reply.rows.items():
+        vectors[ROWS + name] = {k: torch.tensor(rows).int() for k, rows in tensors.items()}
     numbers = {**reply.cost._asdict(), **_scalars(reply.scalars)}
     return RecordDict(pack("reply", vectors, numbers))  # type: ignore[arg-type]
 
@@ -136,7 +138,13 @@ def read_reply(records: RecordDict, held: Cut, device: torch.device | None = Non
     numbers = numbers_of("reply", records)
     work, memory = (int(numbers[name]) for name in ("multiply_adds", "peak_memory_bytes"))
     cost = Cost(work, memory, float(numbers["seconds"]))
-    return Reply(_arrays(unpack("reply", records, device), held), _read_scalars(numbers), cost)
+    vectors = unpack("reply", records, device)
+    rows = {
+        name.removeprefix(ROWS): {k: v.reshape(-1).tolist() for k, v in tensors.items()}
+        for name, tensors in vectors.items()
+        if name.startswith(ROWS)
+    }
+    return Reply(_arrays(vectors, held), _read_scalars(numbers), cost, rows=rows)
 
 
 def cut_vectors(held: Cut) -> dict[str, dict[str, Tensor]]:
@@ -249,7 +257,7 @@ def _entries(layout: list[object]) -> Iterator[tuple[str, torch.dtype, tuple[int
 
 
 def _arrays(vectors: Mapping[str, Params], held: Cut) -> dict[str, dict[str, Tensor]]:
-    return {n: _spread(held, n, p) for n, p in vectors.items() if not n.startswith(CUT)}
+    return {n: _spread(held, n, p) for n, p in vectors.items() if not n.startswith((CUT, ROWS))}
 
 
 def _scalars(scalars: Mapping[str, float]) -> dict[str, float]:

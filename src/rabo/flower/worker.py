@@ -23,6 +23,7 @@ from rabo.metering import Meter
 from rabo.runtimes import Privacy, Protected
 from rabo.runtimes.base import Local, perform
 from rabo.submodel import Cut
+from rabo.tree import leaves
 
 
 class Worker:
@@ -35,7 +36,7 @@ class Worker:
     def __init__(self, client: int, problem: BilevelProblem, algorithm: Algorithm):
         self.client, self.problem, self.algorithm = client, problem, algorithm
         self._meter = Meter()
-        self._device = next(iter(problem.start()[0].values())).device
+        self._device = leaves(problem.start())[0].device
 
     def answer(
         self, kind: str, content: RecordDict, kept: RecordDict, privacy: Privacy | None = None

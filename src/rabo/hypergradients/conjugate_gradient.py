@@ -85,4 +85,6 @@ def estimate(
     """Solve a linearised problem and take the answer back to x."""
     solution = solve(system.product, system.rhs)
     value = system.pull_back(solution.v)
-    return Estimate(value, solution.residual, solution.iterations, system.evaluations).checked()
+    return Estimate(
+        value, solution.residual, solution.iterations, system.evaluations, solution.curvature
+    ).checked()

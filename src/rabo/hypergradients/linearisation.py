@@ -7,14 +7,16 @@ Hessian is then block diagonal, and every block is solved for itself.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
+from math import isfinite
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
 from rabo.bilevel import Batch, BilevelProblem, features_of
-from rabo.errors import NonFiniteError
+from rabo.errors import DIVERGENCE_REMEDY, NonFiniteError
 from rabo.hypergradients.solvers import Product, Solution
+from rabo.seeding import seeded_layers
 from rabo.tree import Params, as_leaves, as_tree, flatten, is_finite, leaves
 
 
@@ -25,14 +27,12 @@ class Estimate(NamedTuple):
     residual: Tensor  # ‖∇²_yy g·v − ∇_y f‖ / ‖∇_y f‖, or what the estimator documents
     iterations: int
     evaluations: int  # gradients of f or g; a Hessian or cross product counts as one
+    curvature: Tensor | None = None  # a lower bound of l_{g,1}, where products were taken
 
     def checked(self) -> "Estimate":
         """Return itself, or raise if any entry is NaN or infinite."""
         if can_read(self.residual) and not is_finite((self.value, self.residual)):
-            raise NonFiniteError(
-                "the hypergradient is NaN or infinite; a smaller inner step size (β ≤ 1/(2 l_g1), "
-                "or beta='auto') or damping usually cures this"
-            )
+            raise NonFiniteError(f"the hypergradient is NaN or infinite. {DIVERGENCE_REMEDY}")
         return self
 
 
@@ -53,6 +53,13 @@ class HypergradientEstimator(Protocol):
     ) -> Estimate: ...
 
 
+class Applied(NamedTuple):
+    """One vector along both second derivatives."""
+
+    product: Tensor  # ∇²_yy g·v
+    value: dict[str, Tensor]  # ∇_x f − ∇²_xy g·v
+
+
 class Linearisation(Protocol):
     """The pieces of the system; how products are taken is up to the implementation."""
 
@@ -67,8 +74,17 @@ class Linearisation(Protocol):
         """∇²_yy g·p."""
         ...
 
+    @property
+    def inner_slope(self) -> Tensor:
+        """∇_y g."""
+        ...
+
     def pull_back(self, v: Tensor) -> dict[str, Tensor]:
         """∇_x f − ∇²_xy g·v."""
+        ...
+
+    def apply(self, v: Tensor) -> Applied:
+        """∇²_yy g·v and ∇_x f − ∇²_xy g·v, at little more than the cost of one."""
         ...
 
 
@@ -88,13 +104,15 @@ class ImplicitEstimator(HypergradientEstimator, Protocol):
 
 
 @contextmanager
-def one_realisation(problem: BilevelProblem, seed: int) -> Iterator[None]:
-    """Let random layers such as dropout draw the same at every evaluation of one batch."""
+def one_realisation(problem: BilevelProblem, seed: int, params: Params) -> Iterator[None]:
+    """Let random layers such as dropout draw the same at every evaluation of one batch.
+
+    The layers run on the device of the parameters.
+    """
     if not getattr(problem, "has_random_layers", False):
         yield
         return
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded_layers(seed, params.values()):
         yield
 
 
@@ -120,7 +138,7 @@ class View:
     def _features(self) -> Any:
         if self._is_one_pass:
             return self._both[0]
-        with one_realisation(self.problem, self._seed):
+        with one_realisation(self.problem, self._seed, self.x):
             return self.problem.features(self.x, self.batch.inner)
 
     @cached_property
@@ -138,7 +156,7 @@ class View:
 
     def inner(self, y: Tensor, z: Any = None) -> Tensor:
         z = self.z if z is None else z
-        with one_realisation(self.problem, self._seed):
+        with one_realisation(self.problem, self._seed, self.x):
             return self.problem.inner(z, self._tree(y), self.batch.inner)
 
     def outer_slopes(self, y: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -148,7 +166,7 @@ class View:
         its own.
         """
         y, part = y.detach().requires_grad_(), self.batch.outer
-        with one_realisation(self.problem, self._seed):
+        with one_realisation(self.problem, self._seed, self.x):
             if self._is_one_pass:
                 z = as_leaves(self._both[1])
                 inputs = _differentiable(z)
@@ -199,11 +217,10 @@ def gradient(
 
 def check_loss(level: str, loss: Tensor) -> None:
     """Refuse a loss that is NaN or infinite before anything is computed from it."""
-    if can_read(loss) and not is_finite(loss):
+    if can_read(loss) and not isfinite(loss.item()):
         raise NonFiniteError(
-            f"the {level} loss is {float(loss.detach())} where the work starts; check the loss "
-            "and the data or, if it was finite in earlier rounds, reduce the step sizes, or "
-            "measure the curvature for beta='auto' more often (calibrate_every=1)"
+            f"the {level} loss is {float(loss.detach())} at the start of a client's work. In the "
+            f"first round, check the loss and the data. Later the run diverges: {DIVERGENCE_REMEDY}"
         )
 
 
@@ -263,6 +280,10 @@ class Exact:
     def pull_back(self, v: Tensor) -> dict[str, Tensor]:
         return self.view.pull_back(self._sweep(self.view.z_leaves, v), self._outer[1])
 
+    def apply(self, v: Tensor) -> Applied:
+        product, *cross = self._sweep([self._y, *self.view.z_leaves], v)
+        return Applied(product, self.view.pull_back(cross, self._outer[1]))
+
     def _slope(self) -> Tensor:
         """∇_y g with its graph."""
         slope = self._held
@@ -296,6 +317,13 @@ class Difference:
     def rhs(self) -> Tensor:
         return self.outer[0]
 
+    @property
+    def inner_slope(self) -> Tensor:
+        """∇_y g."""
+        self.evaluations += 1
+        y = self.view.y.detach().requires_grad_()
+        return gradient(self.view.inner(y), [y])[0]
+
     def product(self, p: Tensor) -> Tensor:
         (plus,), (minus,), width = self._slopes(p, lambda y: [y], lambda t: t.norm(dim=1))
         return (plus - minus) / width
@@ -306,6 +334,12 @@ class Difference:
         plus, minus, width = self._slopes(v, lambda _: z, lambda t: t.norm())
         cross = [(a - b) / width.reshape(()) for a, b in zip(plus, minus, strict=True)]
         return self.view.pull_back(cross, self.outer[1])
+
+    def apply(self, v: Tensor) -> Applied:
+        z = self.view.z_leaves
+        plus, minus, width = self._slopes(v, lambda y: [y, *z], lambda t: t.norm())
+        product, *cross = [(a - b) / width.reshape(()) for a, b in zip(plus, minus, strict=True)]
+        return Applied(product, self.view.pull_back(cross, self.outer[1]))
 
     def _slopes(
         self,

@@ -3,18 +3,19 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import isfinite
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-import torch
 from torch import Generator
 
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.errors import ClientError, NonFiniteError
+from rabo.bilevel import Batch, BilevelProblem, Level
+from rabo.errors import DIVERGENCE_REMEDY, ClientError, NonFiniteError
 from rabo.metering import Cost, Meter
 from rabo.resources import Absent
-from rabo.seeding import seed_of, stream
+from rabo.seeding import seed_of, seeded_layers, stream
 from rabo.submodel import Cut
-from rabo.tree import Params, is_finite, leaves, num_bytes, shapes
+from rabo.tree import Params, is_finite, leaves, num_bytes, shapes, squared_norm
 
 
 class Task(NamedTuple):
@@ -36,7 +37,8 @@ class Reply(NamedTuple):
     """What a client answers; entries named "x" and "y" train those entries of x and y.
 
     Work may leave numbers on the device; they are read when it is done. A client that failed
-    answers with its fault alone.
+    answers with its fault alone. `rows` names, by array and tensor, the rows that count; all rows
+    of other tensors do.
     """
 
     arrays: Mapping[str, Params]
@@ -44,6 +46,7 @@ class Reply(NamedTuple):
     cost: Cost = Cost()
     fault: ClientError | None = None
     norm: float | None = None  # over all arrays, where a runtime of the server's own has taken it
+    rows: Mapping[str, Mapping[str, Sequence[int]]] = {}
 
 
 class Answer(NamedTuple):
@@ -74,6 +77,13 @@ class Local:
             self.batches["round"] = self.problem.batch(batch_stream(task, self.client, "round"))
         return self.batches["round"]
 
+    def draw_level(self, task: Task, purpose: str | int, level: Level) -> Batch:
+        """Draw as `draw` does, for work that sees one level alone; the other may be missing."""
+        batch_of = getattr(self.problem, "batch_of", None)
+        if batch_of is None or self.problem.redraw == "round":
+            return self.draw(task, purpose)
+        return batch_of(level, partial(batch_stream, task, self.client, purpose))
+
     def stream(self, task: Task, purpose: str | int) -> Generator:
         """Return the client's own source of random numbers in this round."""
         return stream(task.seed, task.round, self.client, purpose)
@@ -90,11 +100,12 @@ F = TypeVar("F", bound=Callable[..., Reply])
 
 
 def answers(
-    *arrays: str | Callable[[Any], Iterable[str]], scalars: tuple[str, ...] = ()
+    *arrays: str | Callable[[Any], Iterable[str]],
+    scalars: tuple[str, ...] | Callable[[Any], tuple[str, ...]] = (),
 ) -> Callable[[F], F]:
-    """Declare what a piece of work answers with: the server accepts nothing else.
+    """Declare the arrays and numbers of a reply: the server accepts nothing else.
 
-    Names that depend on the algorithm's choices are a function of the algorithm.
+    Pass a function of the algorithm where the names depend on its options.
     """
 
     def declare(work: F) -> F:
@@ -112,7 +123,8 @@ def answer_of(work: Work) -> Answer:
         )
     arrays, scalars = work.answer  # type: ignore[attr-defined]
     names = [[a] if isinstance(a, str) else a(work.__self__) for a in arrays]  # type: ignore[attr-defined]
-    return Answer(tuple(name for each in names for name in each), scalars)
+    numbers: Any = scalars(work.__self__) if callable(scalars) else scalars  # type: ignore[attr-defined]
+    return Answer(tuple(name for each in names for name in each), numbers)
 
 
 class Runtime(Protocol):
@@ -138,17 +150,17 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     What goes wrong is the reply.
     """
     name = work.__name__
-    held = num_bytes(task.arrays) + num_bytes(local.memory) + num_bytes(local.batches)
-    whose = repr(getattr(work, "__self__", None))
     shape = (local.problem.shape_key, task.cut.widths, shapes(task.arrays))
-    key = (name, whose, *shape, task.num_steps)
-    devices = sorted({t.device.index for t in leaves(task.arrays) if t.device.type == "cuda"})
+    key = (name, meter.name_of(getattr(work, "__self__", None)), *shape, task.num_steps)
+    held = 0
+    if not meter.knows(key):
+        held = sum(map(num_bytes, (task.arrays, local.memory, local.batches)))
+    seed = seed_of(task.seed, task.round, local.client, name)
     start = time.perf_counter()
     try:
-        with torch.random.fork_rng(devices=devices):
-            _seed_layers(seed_of(task.seed, task.round, local.client, name), bool(devices))
+        with seeded_layers(seed, leaves(task.arrays)):
             reply, cost = meter.run(key, lambda: work(task, local), held)
-        if not all(is_finite(params) for params in reply.arrays.values() if params):
+        if any(reply.arrays.values()) and not _is_surely_finite(reply.arrays):
             raise not_finite(name)
     except Exception as error:
         return failed(local.client, task.round, name, error)
@@ -158,9 +170,14 @@ def perform(work: Work, task: Task, local: Local, meter: Meter) -> Reply:
     return reply._replace(scalars=scalars, cost=cost._replace(seconds=seconds))
 
 
+def _is_surely_finite(arrays: Mapping[str, Params]) -> bool:
+    """Check that all entries are finite. A finite norm proves it faster."""
+    return isfinite(squared_norm(arrays).item()) or is_finite(arrays)
+
+
 def not_finite(name: str) -> NonFiniteError:
     return NonFiniteError(
-        f"{name} gave NaN or infinite values; reduce the step sizes, or use beta='auto'"
+        f"{name} gave NaN or infinite values: the run diverges. {DIVERGENCE_REMEDY}"
     )
 
 
@@ -169,10 +186,3 @@ def failed(client: int, round: int, name: str, error: Exception) -> Reply:
     fault = ClientError(client, round, name, error)
     fault.__cause__ = error
     return Reply({}, fault=fault)
-
-
-def _seed_layers(seed: int, on_gpu: bool) -> None:
-    """Seed what layers such as dropout draw from; torch.manual_seed is slow without a GPU."""
-    torch.default_generator.manual_seed(seed)
-    if on_gpu:
-        torch.cuda.manual_seed_all(seed)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rabo.errors import ClientError, ReplyError, TooFewRepliesError
+from rabo.errors import DIVERGENCE_REMEDY, ClientError, ReplyError, TooFewRepliesError
 from rabo.metering import Cost
 from rabo.runtimes.base import Answer, Reply, Runtime, Task, Work, answer_of
 from rabo.submodel import Cut, level_of
@@ -118,6 +118,7 @@ class Guarded:
                 _same_names(f"tensors of {name}", shapes, params)
                 for key, value in params.items():
                     _check_tensor(f"{name}.{key}", value, shapes[key], self._dtypes[level][key])
+            _check_rows(reply, cut)
             _same_names("scalars", wanted.scalars, reply.scalars)
             _check_numbers(reply.scalars, -inf)
             _check_numbers(reply.cost._asdict(), 0)
@@ -135,7 +136,7 @@ class Guarded:
         if not norm <= self.tolerance.max_norm or norm == inf:
             most = self.tolerance.max_norm
             limit = "" if most == inf else f" and at most {most:g}"
-            hint = "" if isfinite(norm) else "; steps that are too large (alpha, beta) do that"
+            hint = "" if isfinite(norm) else f": the run diverges. {DIVERGENCE_REMEDY}"
             raise ReplyError(f"its norm must be finite{limit}, got {norm:g}{hint}")
 
 
@@ -152,6 +153,18 @@ def _check_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dt
         raise ReplyError(
             f"{name} must be {dtype} of shape {shape}, got {value.dtype} of {tuple(value.shape)}"
         )
+
+
+def _check_rows(reply: Reply, cut: Cut) -> None:
+    """Check that `rows` refers to rows of the reply's arrays."""
+    for name, tensors in reply.rows.items():
+        if name not in reply.arrays:
+            raise ReplyError(f"its rows must belong to an array of the reply, got rows of {name}")
+        shapes = getattr(cut, level_of(name)).tensor_shapes
+        for key, rows in tensors.items():
+            number = shapes[key][0] if shapes.get(key) else 0
+            if not all(type(row) is int and 0 <= row < number for row in rows):
+                raise ReplyError(f"its rows of {name}.{key} must lie in 0..{number - 1}")
 
 
 def _check_numbers(numbers: Mapping[str, Any], least: float) -> None:

@@ -16,7 +16,8 @@ class Privacy:
 
     The arrays of an answer together are shrunk to an L2 norm of at most `clip`; then every entry
     gets Gaussian noise of deviation noise_multiplier·clip. Numbers beside the arrays (residuals,
-    curvatures, costs) travel as they are. What this protects and what not: docs/privacy.md.
+    training losses, curvatures, labels, costs) travel as they are. docs/privacy.md lists the limits
+    of this protection.
 
     The noise is drawn from the client's stream of `seed`. Without one it is the run's, so that a
     simulation can be repeated; who knows it can take the noise off again, so a real client must

@@ -184,4 +184,4 @@ def _reply(
         return failed(clients[0], task.round, work.__name__, not_finite(work.__name__))
     scalars = dict(zip(recording.reply.scalars, values, strict=True))
     cost = recording.cost._replace(seconds=recording.player.seconds())
-    return Reply(recording.reply.arrays, scalars, cost, norm=size)
+    return recording.reply._replace(scalars=scalars, cost=cost, norm=size)

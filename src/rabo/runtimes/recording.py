@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem
+from rabo.bilevel import Batch, BilevelProblem, Level
 from rabo.metering import Cost
 from rabo.runtimes.base import Local, Reply, Task, Work, batch_stream
 from rabo.runtimes.players import GraphPlayer, Rerun, as_block, copy_tree
@@ -72,6 +72,9 @@ class StaticLocal(Local):
             if not self.refresh(task, [purpose]):
                 return self.fresh(task, [purpose])[0]
         return self.drawn[purpose].batch
+
+    def draw_level(self, task: Task, purpose: str | int, level: Level) -> Batch:
+        return self.draw(task, purpose)
 
     def answer(self, reply: Reply) -> Reply:
         """Return what a client answers, given what its work returns."""

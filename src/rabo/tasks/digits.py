@@ -99,4 +99,5 @@ class DigitsTask:
             x=_backbone(self.width).to(device),
             y=nn.Linear(self.width, 10).to(device),
             example=example,
+            labels=lambda data: data[1],
         )

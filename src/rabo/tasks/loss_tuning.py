@@ -110,6 +110,7 @@ class LossTuningTask:
                 # all clients have the same width as a rule: masks that follow the weights would
                 # wander off to channels nobody has trained yet, and undo what was learnt
                 "policy": Static(),
+                "levels": "y",  # single-level methods train on the untuned loss
                 "num_inner_steps": steps,  # a local epoch
                 "beta": Cosine(0.05, rounds),
                 "momentum": 0.9,
@@ -157,6 +158,7 @@ class LossTuningTask:
             y=y.to(device),
             example=example.to(device),
             sample=ImageBatches(BATCH, self.outer_batch, self.augment and in_channels == 3),
+            labels=lambda data: data[1],
         )
 
     def _load(self) -> Images:

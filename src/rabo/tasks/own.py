@@ -1,14 +1,15 @@
 """A problem of your own: one Python file that says what each client has."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, cast
 
 from rabo.algorithms import State
+from rabo.bilevel import BilevelProblem
 from rabo.clients import Client, OnDemand
 from rabo.ledger import Ledger
 from rabo.resources import Resources
@@ -42,18 +43,41 @@ class OwnTask:
             OnDemand(len(capacities), client),
             evaluate,
             "",
+            options={"outer_step": "adam"},
             template=getattr(module, "template", None),
         )
 
 
+def clients_in(path: Path, number: int) -> Sequence[Client]:
+    """Return the clients that a Python file defines: its list `clients`, or `number` problems."""
+    module = _import(path)
+    if hasattr(module, "clients"):
+        return module.clients
+    make = _problem_of(module, path, " or a list named clients")
+    return [Client(make(i, number)) for i in range(number)]
+
+
 def _load(path: Path) -> ModuleType:
+    module = _import(path)
+    _problem_of(module, path)
+    return module
+
+
+def _import(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ValueError(f"an own problem must be a Python file, got {path}, which is not there")
+        raise ValueError(
+            f"{path} is not there: give a Python file with problem(partition, num_partitions)"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"an own problem must be a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if not hasattr(module, "problem"):
-        raise ValueError(f"{path} must have problem(partition, num_partitions)")
     return module
+
+
+def _problem_of(module: ModuleType, path: Path, other: str = "") -> Callable[..., BilevelProblem]:
+    make = getattr(module, "problem", None)
+    if not callable(make):
+        raise ValueError(f"{path} must have problem(partition, num_partitions){other}")
+    return cast(Callable[..., BilevelProblem], make)

@@ -71,6 +71,11 @@ class Quadratic:
             noise(self.sigma_g, self.coefficients.c, 1), noise(self.sigma_f, self.coefficients.s, 0)
         )
 
+    @property
+    def whole(self) -> Batch:
+        """All data as one batch: gradients without noise."""
+        return Batch(None, None)
+
     def features(self, x: Params, part: Any) -> Params:
         return x
 
@@ -238,5 +243,5 @@ class QuadraticTask:
             }
 
         clients = [Client(p, c) for p, c in zip(problems, capacities, strict=True)]
-        options = {"num_inner_steps": 1, "alpha": 0.03}
+        options = {"num_inner_steps": 1, "alpha": 0.03, "levels": "y"}
         return Setup(clients, evaluate, "gradient_norm", options, falls=True)

@@ -1,0 +1,148 @@
+"""A single loop on dual-pruned submodels (SimRABO), and without second derivatives (SimRAFBO)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rabo.algorithms.base import Cohort, Cuts, State
+from rabo.algorithms.exchanges import Exchanges
+from rabo.algorithms.secants import SafeSteps
+from rabo.algorithms.simfbo import check_steps, mean_steps, steps_of
+from rabo.algorithms.simultaneous import Simultaneous, Triple, inner_slope_of, view_at
+from rabo.algorithms.slopes import minus
+from rabo.hypergradients.linearisation import LINEARISATIONS, Products, View
+from rabo.hypergradients.solvers import stretch
+from rabo.masks import Importance, MaskPolicy
+from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.tree import Params, as_tree, flatten, leaves, plus, squared_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimRABO(Simultaneous):
+    """One exchange a round: x, y and v move on every client's submodel, then all are averaged.
+
+    In each of τ_i local steps a client moves x along ∇_x f_i − ∇²_xy g_i·v and v along
+    ∇²_yy g_i·v − ∇_y f_i, and takes T steps on y along ∇_y g_i. Averages are over the clients that
+    hold an entry. v is global and persists: it solves the mean system, without the bias of local
+    inverses (erratum 6). A client sends its changes divided by τ_i, and the server scales them by
+    the mean of τ_i, so clients may take unequal numbers of steps.
+
+    Exchanges per round: 1 (x, y and v down; their changes up under the same names). With T = 1 and
+    forgetting = 0 at full width this is `ShroFBO`, and with equal τ_i `SimFBO`.
+
+    Departs from SimFBO in its defaults, because on submodels of unequal width several local steps
+    fit x to one width at a time: x and v move once a round and y T times. v forgets in
+    proportion to ‖Δx‖/‖x‖, the relative step of x: a v that lags behind x pulls it the wrong way.
+    Nothing is forgotten once x has converged.
+    """
+
+    policy: MaskPolicy = field(default_factory=Importance)
+    num_local_steps: int | Sequence[int] = 1  # τ, or τ_i of the clients, dealt in turn
+    num_inner_steps: int = 5  # T, for each local step
+    forgetting: float = 2.0  # v shrinks by 1/(1 + forgetting·‖Δx‖/‖x‖)
+
+    paper: ClassVar[str] = (
+        "this library: the single loop of SimFBO (Yang, Xiao, Ji, NeurIPS 2023) on the dual-pruned "
+        "submodels of RABO (Li et al.)"
+    )
+    kind: ClassVar[str] = "bilevel, submodels"
+    exchanges: ClassVar[str] = "1"
+    vectors: ClassVar[str] = "x, y, v"
+    second_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_steps(self.num_local_steps)
+        if self.num_inner_steps < 1:
+            raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
+        if not self.forgetting >= 0:
+            raise ValueError(f"forgetting must be at least 0, got {self.forgetting}")
+
+    def num_exchanges(self, state: State, cohort: Cohort) -> int:
+        return 1
+
+    def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
+        cuts = Cuts(self.policy, state, cohort, self.seed)
+        state = self.with_beta(state, cuts, runtime)
+        ask = Exchanges(state, cuts, runtime, self.seed)
+        vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
+        x, y, v = ask.mean(
+            self.move_together,
+            vectors,
+            *vectors,
+            scalars=self.sizes(state),
+            num_steps=lambda client: steps_of(self.num_local_steps, client),
+        )
+        scale, before = mean_steps(self.num_local_steps, ask.present), state.x
+        if state.round >= self.warm_up:
+            state = self.move_outer(state, x, scale=scale)
+        kept = self._remembered(before, state.x)
+        vectors = {
+            **state.vectors,
+            "v": v.step({k: kept * t for k, t in vectors["v"].items()}, scale),
+        }
+        state = replace(state, y=y.step(state.y, scale), vectors=vectors)
+        return replace(self.follow_curvature(state, ask), round=state.round + 1)
+
+    def _remembered(self, before: Params, after: Params) -> Tensor | float:
+        """Return 1/(1 + forgetting·‖Δx‖/‖x‖)."""
+        if not self.forgetting:
+            return 1.0
+        moved = squared_norm(plus(after, -1.0, before)).sqrt()
+        size = squared_norm(after).sqrt().clamp(min=torch.finfo(moved.dtype).tiny)
+        return 1 / (1 + self.forgetting * moved / size)
+
+    @answers(*Triple._fields, scalars=lambda self: self.safe_numbers)
+    def move_together(self, task: Task, local: Local) -> Reply:
+        """On the client: τ_i steps on x and v, with T steps on y each, then the mean of each."""
+        start = at = Triple(*(task.arrays[name] for name in Triple._fields))
+        slopes = {k: torch.zeros_like(t) for k, t in at.x.items()}
+        safe = SafeSteps(task.scalars["beta"], at.y, 1) if self.adapts_beta else None
+        steepest: Tensor | None = None
+        for k in range(task.num_steps):
+            view = view_at(local.problem, at, local.draw(task, k))
+            system = LINEARISATIONS[self.products](view)
+            v = flatten(leaves(at.v))
+            found = system.apply(v)
+            residual = as_tree(found.product - system.rhs, at.y)
+            y = self._descend(view, system.inner_slope, at.y, task.scalars["beta"], safe)
+            if safe is None:
+                moved_v = plus(at.v, -task.scalars["beta"], residual)
+            else:
+                moved_v, seen = safe.step(at.v, residual), stretch(found.product, v)
+                steepest = seen if steepest is None else torch.maximum(steepest, seen)
+            slopes = plus(slopes, 1.0, found.value)
+            at = Triple(plus(at.x, -task.scalars["alpha"], found.value), y, moved_v)
+        sums = Triple(slopes, minus(start.y, at.y), minus(start.v, at.v))
+        means = {
+            n: {k: t / task.num_steps for k, t in q.items()} for n, q in sums._asdict().items()
+        }
+        return Reply(means, safe.seen(steepest) if safe else {})
+
+    def _descend(
+        self, view: View, slope: Tensor, y: Params, beta: float, safe: SafeSteps | None
+    ) -> Params:
+        """Take T steps on y with x fixed; the first slope is known."""
+
+        slope_at, here = inner_slope_of(view), as_tree(slope, y)
+        if safe:
+            safe.forget()
+            if self.num_inner_steps == 1:
+                safe.probe(y, here, slope_at)
+        for t in range(self.num_inner_steps):
+            here = slope_at(y) if t else here
+            if safe:
+                y, here, _ = safe.check(y, here)
+            y = safe.step(y, here) if safe else plus(y, -beta, here)
+        return y
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimRAFBO(SimRABO):
+    """SimRABO whose clients take no second derivative: products are differences of ∇g."""
+
+    second_order: ClassVar[bool] = False
+    products: ClassVar[Products] = "difference"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import rabo
 from problems import one_round
 from rabo.algorithms import ALGORITHMS, RABO
-from rabo.algorithms.secants import SafeSteps, secant
+from rabo.algorithms.secants import SafeSteps, on_rows, ratio
 from rabo.errors import ClientError
 from rabo.federation import Federation
 from rabo.hypergradients.solvers import conjugate_gradient, neumann
@@ -32,6 +32,11 @@ def symmetric(seed, values):
     return basis @ torch.diag(values) @ basis.T, basis
 
 
+def secant(y, way, turned):
+    """‖turned‖/‖way‖ of one copy of y."""
+    return ratio(turned.norm(), way.norm(), y.norm())
+
+
 SPECTRA = st.lists(st.floats(0.1, 100), min_size=2, max_size=6).map(
     lambda values: torch.tensor(values, **F64)
 )
@@ -42,24 +47,24 @@ def test_a_secant_along_an_eigenvector_is_its_eigenvalue(seed, values, length):
     H, basis = symmetric(seed, values)
     for k, value in enumerate(values.tolist()):
         way = length * basis[:, k]
-        found = secant({"y": way}, {"y": way}, {"y": H @ way})
-        assert found.tolist() == pytest.approx([value], rel=1e-9)
+        assert float(secant(way, way, H @ way)) == pytest.approx(value, rel=1e-9)
 
 
 @given(st.integers(0, 999), SPECTRA)
 def test_no_secant_exceeds_the_largest_eigenvalue_or_falls_below_the_smallest(seed, values):
-    """Over all tensors of y together, wherever y is."""
+    """Wherever y is."""
     H, _ = symmetric(seed, values)
     y, way = normal(seed + 1, 2, len(values))
-    found = float(secant(*({"a": t[:1], "b": t[1:]} for t in (y, way, H @ way))))
+    found = float(secant(y, way, H @ way))
     assert values.min() * (1 - 1e-9) <= found <= values.max() * (1 + 1e-9)
 
 
 def test_a_copy_that_has_not_moved_has_no_secant():
-    y = {"y": torch.ones(2, 2)}
-    way = {"y": torch.tensor([[0.0, 0.0], [3.0, 4.0]])}
-    turned = {"y": torch.tensor([[1.0, 0.0], [6.0, 8.0]])}
-    assert secant(y, way, turned, copies=2).tolist() == [0.0, 2.0]
+    y, safe = torch.ones(2, 2), SafeSteps(0.1, torch.ones(2, 2))
+    safe.check(y, torch.zeros(2, 2))
+    way, turned = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [6.0, 8.0]])
+    safe.check(y + way, turned)
+    assert safe.curvature.tolist() == [[0.0], [2.0]]
 
 
 @given(st.integers(0, 999), SPECTRA, st.floats(-8, 0))
@@ -68,7 +73,7 @@ def test_rounding_is_never_taken_for_curvature(seed, values, exponent):
     H = symmetric(seed, values)[0].float()
     y, way = normal(seed + 1, 2, len(values)).float()
     ahead = y + 10**exponent * way
-    found = secant({"y": ahead}, {"y": ahead - y}, {"y": H @ ahead - H @ y})
+    found = secant(ahead, ahead - y, H @ ahead - H @ y)
     assert float(found) <= 1.1 * values.max()
     if exponent > -2:
         assert float(found) >= 0.9 * values.min()
@@ -76,34 +81,34 @@ def test_rounding_is_never_taken_for_curvature(seed, values, exponent):
 
 def test_a_step_100_times_too_long_is_taken_back_and_the_next_is_half_an_inverse_secant():
     value = 4.0
-    start, minimum = {"y": torch.tensor([3.0], **F64)}, torch.tensor([1.0], **F64)
-    safe = SafeSteps(100 / (2 * value), start, 1)
+    start, minimum = torch.tensor([[3.0]], **F64), 1.0
+    safe = SafeSteps(100 / (2 * value), start)
 
     def slope_at(y):
-        return {"y": value * (y["y"] - minimum)}
+        return value * (y - minimum)
 
     y, slope, back = safe.check(start, slope_at(start))
     assert back is None
     ahead = safe.step(y, slope)
-    assert abs(float(ahead["y"] - minimum)) > 90
+    assert abs(float(ahead) - minimum) > 90
     y, slope, back = safe.check(ahead, slope_at(ahead))
-    assert back.tolist() == [True]
-    assert torch.equal(y["y"], start["y"])
-    assert torch.equal(slope["y"], slope_at(start)["y"])
-    assert safe.beta.tolist() == [1 / (2 * value)]
+    assert back.tolist() == [[True]]
+    assert torch.equal(y, start)
+    assert torch.equal(slope, slope_at(start))
+    assert safe.beta.tolist() == [[1 / (2 * value)]]
     y = safe.step(y, slope)
     y, _, back = safe.check(y, slope_at(y))
-    assert back.tolist() == [False]
-    assert y["y"].tolist() == [2.0]  # half of the way to the minimum
-    assert (safe.curvature.tolist(), safe.backtracks.tolist()) == ([value], [1.0])
+    assert back.tolist() == [[False]]
+    assert y.tolist() == [[2.0]]  # half of the way to the minimum
+    assert (safe.curvature.tolist(), safe.backtracks.tolist()) == ([[value]], [[1.0]])
 
 
 def test_the_largest_secant_counts_and_not_the_last():
     """The way turns towards the eigenvector of the smallest eigenvalue."""
-    values, y = torch.tensor([1.0, 9.0], **F64), torch.tensor([1.0, 1.0], **F64)
-    safe, found, before = SafeSteps(0.1, {"y": y}, 1), [], None
+    values, y = torch.tensor([1.0, 9.0], **F64), torch.tensor([[1.0, 1.0]], **F64)
+    safe, found, before = SafeSteps(0.1, y), [], None
     for _ in range(5):
-        safe.check({"y": y}, {"y": values * y})
+        safe.check(y, values * y)
         if before is not None:
             found.append(float((values * (y - before)).norm() / (y - before).norm()))
         before, y = y, y - 0.1 * values * y
@@ -118,29 +123,31 @@ def test_copies_of_y_keep_their_own_step_size(seeds, beta):
     H = torch.stack([symmetric(seed, 10 ** (seed % 3) * values)[0] for seed in seeds])
 
     def play(H, y):
-        copies = len(H)
-        safe, velocity = SafeSteps(beta, y, copies), None
-
-        def slope_at(y):
-            flat = torch.cat([y["a"], y["b"].reshape(copies, 2)], dim=1)
-            slope = (H @ flat.unsqueeze(2)).squeeze(2)
-            return {"a": slope[:, :1], "b": slope[:, 1:].reshape(copies, 2, 1)}
-
+        safe, velocity = SafeSteps(beta, y), torch.zeros_like(y)
         for _ in range(6):
-            y, slope, back = safe.check(y, slope_at(y))
-            kept = {k: 0 * v for k, v in slope.items()} if velocity is None else velocity
-            velocity = {k: 0.5 * v + slope[k] for k, v in safe.kept(kept, back).items()}
+            y, slope, back = safe.check(y, (H @ y.unsqueeze(2)).squeeze(2))
+            kept = velocity if back is None else velocity.masked_fill(back, 0.0)
+            velocity = slope + 0.5 * kept
             y = safe.step(y, velocity)
         return y, safe
 
-    start = {"a": normal(1, len(seeds), 1), "b": normal(2, len(seeds), 2, 1)}
+    start = normal(1, len(seeds), 3)
     together, safe = play(H, start)
     for i in range(len(seeds)):
-        alone, own = play(H[i : i + 1], {k: v[i : i + 1] for k, v in start.items()})
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name][i : i + 1], value)
+        alone, own = play(H[i : i + 1], start[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone)
         torch.testing.assert_close(safe.beta[i], own.beta[0])
         assert safe.backtracks[i] == own.backtracks[0]
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_rows_of_y_are_its_copies(copies):
+    """The gradient of Σ a²/2 + Σ b² is (a, 2b), copy by copy."""
+    lead = (copies,) if copies > 1 else ()
+    like = {"a": torch.zeros(*lead, 2), "b": torch.zeros(*lead, 2, 2)}
+    slope = on_rows(lambda y: {"a": y["a"], "b": 2 * y["b"]}, like, copies)
+    y = torch.arange(6.0 * copies).reshape(copies, 6)
+    assert torch.equal(slope(y), y * torch.tensor([1.0, 1, 2, 2, 2, 2]))
 
 
 def along_an_eigenvector(*values):
@@ -538,13 +545,13 @@ def test_tensors_of_y_keep_their_shape_and_precision(name, copies, make):
 
 
 def test_a_step_that_overflows_is_taken_back_and_beta_becomes_a_tenth():
-    safe = SafeSteps(2.0, {"y": torch.tensor([9.0])}, 1)
-    safe.check({"y": torch.tensor([9.0])}, {"y": torch.tensor([1.0])})
+    start = torch.tensor([[9.0]])
+    safe = SafeSteps(2.0, start)
+    safe.check(start, torch.tensor([[1.0]]))
     for broken in (torch.inf, torch.nan):
-        ahead = {"y": torch.tensor([-90.0])}
-        y, slope, back = safe.check(ahead, {"y": torch.tensor([broken])})
-        assert y["y"] == 9.0
-        assert slope["y"] == 1.0
+        y, slope, back = safe.check(torch.tensor([[-90.0]]), torch.tensor([[broken]]))
+        assert y == 9.0
+        assert slope == 1.0
         assert back.all()
     assert float(safe.beta) == pytest.approx(0.02)
     assert safe.seen()["curvature"].isfinite()

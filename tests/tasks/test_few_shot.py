@@ -124,7 +124,9 @@ def test_hypergradients_of_one_pass_are_those_of_two(estimator, heads, one_pass)
     for does in (True, False):
         one_pass(does)
         found.append(estimator(*given, stream(3)))
-    torch.testing.assert_close(found[0].value, found[1].value, rtol=1e-6, atol=1e-8)
+    # differences are exact to eps^(2/3) only, and conjugate gradients amplify their error
+    atol = 1e-6 if getattr(estimator, "products", "") == "difference" else 1e-8
+    torch.testing.assert_close(found[0].value, found[1].value, rtol=1e-6, atol=atol)
     assert found[0].evaluations == found[1].evaluations
 
 

@@ -16,7 +16,7 @@ from rabo.algorithms.simultaneous import (
     view_at,
 )
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.tree import Params
+from rabo.tree import Params, flatten, leaves
 
 DIRECTIONS = ("x_direction", "y_direction", "v_direction")
 
@@ -100,11 +100,12 @@ class FedBiOAcc(Simultaneous):
         first = Triple(*(task.arrays[name] for name in DIRECTIONS))
         alpha, beta = task.scalars["alpha"], task.scalars["beta"]
         at, d, way = start, first, first.minus(first, 1.0, 1.0).x
-        safe, steepest = SafeSteps(beta, at.y, 1), []
+        y = flatten(leaves(at.y))
+        safe, steepest = SafeSteps(beta, y), []
         taken = torch.as_tensor(task.scalars["steps"], dtype=torch.float64)
         if self.adapts_beta:
             slope_at = inner_slope_of(view_at(local.problem, at, local.draw(task, 0)))
-            safe.probe(at.y, slope_at(at.y), slope_at)
+            safe.probe(y, slope_at(y), slope_at)
             beta = safe.size
         for k in range(self.num_local_steps):
             rate = (self.horizon / (self.horizon + taken + k)) ** (1 / 3)

@@ -10,7 +10,7 @@ from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
 from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
-from rabo.algorithms.secants import SafeSteps
+from rabo.algorithms.secants import SafeSteps, on_rows
 from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import (
     fresh_batch,
@@ -29,7 +29,7 @@ from rabo.hypergradients.solvers import neumann
 from rabo.masks import Full, MaskPolicy
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.seeding import stream
-from rabo.tree import Params
+from rabo.tree import Params, flatten, leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +107,10 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
             return Reply({"y": inner_slope(task, local).arrays["q"]})
         y, batch = point(task, local)[1], fresh_batch(task, local, "inner")
         slope_at = inner_slopes(local, batch)
-        slope, safe = slope_at(y), SafeSteps(task.scalars["beta"], y, 1)
+        slope, rows = slope_at(y), flatten(leaves(y))
+        safe = SafeSteps(task.scalars["beta"], rows)
         if "x" in task.arrays:
-            safe.probe(y, slope, slope_at)
+            safe.probe(rows, flatten(leaves(slope)), on_rows(slope_at, y))
         return Reply({"y": slope}, {CURVATURE: safe.curvature.max()})
 
     def _relayed(self, state: State, ask: Exchanges, L: float) -> Covered:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rabo.algorithms.base import CURVATURE, INNER_DISAGREEMENT, Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
 from rabo.algorithms.exchanges import Exchanges
-from rabo.algorithms.secants import BACKTRACKS, SafeSteps
+from rabo.algorithms.secants import BACKTRACKS, SafeSteps, on_rows
 from rabo.algorithms.slopes import inner_slope_on, sees_again
 from rabo.algorithms.steps import StepSize, check_step, size_at
 from rabo.bilevel import BilevelProblem
@@ -19,7 +19,7 @@ from rabo.errors import NonFiniteError
 from rabo.hypergradients.linearisation import one_realisation
 from rabo.masks import Importance, MaskPolicy
 from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
-from rabo.tree import Params, plus
+from rabo.tree import Params, as_tree, flatten, leaves, plus
 
 FADING = 0.9  # of the curvature that a round has not seen
 
@@ -208,26 +208,32 @@ class InnerLevel(Calibrated):
         """Take T steps with a β that secants bound; one more gradient where batches change."""
         problem, seed = local.problem, torch.default_generator.initial_seed()
         is_random = getattr(problem, "has_random_layers", False)
-        data, velocity, slope_at = None, {}, None
-        safe = SafeSteps(task.scalars["beta"], y, problem.copies)
+        like, at = y, flatten(leaves(y), problem.copies)
+        data, velocity, slope_at = None, None, None
+        safe = SafeSteps(task.scalars["beta"], at)
         for t in range(self.num_inner_steps):
             batch = local.draw(task, purpose(t))
             if slope_at is None or batch.inner is not data:
-                data, slope_at = batch.inner, inner_slope_on(problem, x, batch.inner)
+                data, named = batch.inner, inner_slope_on(problem, x, batch.inner)
+                slope_at = on_rows(named, like, problem.copies)
                 safe.forget()
             elif is_random:  # other draws, another function
                 safe.forget()
-            with one_realisation(problem, seed + t, y):
-                slope = slope_at(y, t == 0)
+            with one_realisation(problem, seed + t, like):
+                slope = slope_at(at, t == 0)
             if t == 0 and (
                 is_random or self.num_inner_steps == 1 or not sees_again(local, batch, "inner")
             ):
-                with one_realisation(problem, seed, y):
-                    safe.probe(y, slope, slope_at)
-            y, slope, back = safe.check(y, slope)
-            velocity = self.accelerate(safe.kept(velocity, back), slope)
-            y = safe.step(y, velocity)
-        return y, safe.seen()
+                with one_realisation(problem, seed, like):
+                    safe.probe(at, slope, slope_at)
+            at, slope, back = safe.check(at, slope)
+            if velocity is None or not self.momentum:
+                velocity = slope
+            else:
+                kept = velocity if back is None else velocity.masked_fill(back, 0.0)
+                velocity = torch.add(slope, kept, alpha=self.momentum)
+            at = safe.step(at, velocity)
+        return as_tree(at, like), safe.seen()
 
     def accelerate(self, velocity: Params, slope: Params) -> Params:
         """Return the direction of the next inner step; no velocity yet is an empty one."""

@@ -100,43 +100,43 @@ class SimRABO(Simultaneous):
         """On the client: τ_i steps on x and v, with T steps on y each, then the mean of each."""
         start = at = Triple(*(task.arrays[name] for name in Triple._fields))
         slopes = {k: torch.zeros_like(t) for k, t in at.x.items()}
-        safe = SafeSteps(task.scalars["beta"], at.y, 1) if self.adapts_beta else None
+        safe = None
+        if self.adapts_beta:
+            safe = SafeSteps(task.scalars["beta"], flatten(leaves(at.y)))
         steepest: Tensor | None = None
         for k in range(task.num_steps):
             view = view_at(local.problem, at, local.draw(task, k))
             system = LINEARISATIONS[self.products](view)
             v = flatten(leaves(at.v))
             found = system.apply(v)
-            residual = as_tree(found.product - system.rhs, at.y)
-            y = self._descend(view, system.inner_slope, at.y, task.scalars["beta"], safe)
+            residual = found.product - system.rhs
+            y = self._descend(view, system.inner_slope, task.scalars["beta"], safe)
             if safe is None:
-                moved_v = plus(at.v, -task.scalars["beta"], residual)
+                v = v - task.scalars["beta"] * residual
             else:
-                moved_v, seen = safe.step(at.v, residual), stretch(found.product, v)
+                seen, v = stretch(found.product, v), safe.step(v, residual)
                 steepest = seen if steepest is None else torch.maximum(steepest, seen)
             slopes = plus(slopes, 1.0, found.value)
-            at = Triple(plus(at.x, -task.scalars["alpha"], found.value), y, moved_v)
+            x = plus(at.x, -task.scalars["alpha"], found.value)
+            at = Triple(x, as_tree(y, at.y), as_tree(v, at.v))
         sums = Triple(slopes, minus(start.y, at.y), minus(start.v, at.v))
         means = {
             n: {k: t / task.num_steps for k, t in q.items()} for n, q in sums._asdict().items()
         }
         return Reply(means, safe.seen(steepest) if safe else {})
 
-    def _descend(
-        self, view: View, slope: Tensor, y: Params, beta: float, safe: SafeSteps | None
-    ) -> Params:
-        """Take T steps on y with x fixed; the first slope is known."""
-
-        slope_at, here = inner_slope_of(view), as_tree(slope, y)
+    def _descend(self, view: View, slope: Tensor, beta: float, safe: SafeSteps | None) -> Tensor:
+        """Take T steps on flat y with x fixed; the first slope is known."""
+        slope_at, y = inner_slope_of(view), view.y
         if safe:
             safe.forget()
             if self.num_inner_steps == 1:
-                safe.probe(y, here, slope_at)
+                safe.probe(y, slope, slope_at)
         for t in range(self.num_inner_steps):
-            here = slope_at(y) if t else here
+            here = slope_at(y) if t else slope
             if safe:
                 y, here, _ = safe.check(y, here)
-            y = safe.step(y, here) if safe else plus(y, -beta, here)
+            y = safe.step(y, here) if safe else y - beta * here
         return y
 
 

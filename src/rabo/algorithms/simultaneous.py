@@ -61,12 +61,12 @@ def view_at(problem: BilevelProblem, at: Triple, batch: Batch) -> View:
     return View(problem, at.x, at.y, batch, one_pass=True)
 
 
-def inner_slope_of(view: View) -> Callable[[Params], Params]:
-    """Return ∇_y g(x, ·) of a view: random layers draw as they do there."""
+def inner_slope_of(view: View) -> Callable[[Tensor], Tensor]:
+    """Return ∇_y g(x, ·) of a view, for flat y: random layers draw as they do there."""
 
-    def slope(y: Params) -> Params:
-        flat = flatten(leaves(y)).requires_grad_()
-        return as_tree(gradient(view.inner(flat), [flat])[0], y)
+    def slope(y: Tensor) -> Tensor:
+        y = y.detach().requires_grad_()
+        return gradient(view.inner(y), [y])[0]
 
     return slope
 
@@ -104,12 +104,12 @@ class Simultaneous(OuterLevel):
         at = Triple(*(task.arrays[name] for name in Triple._fields))
         total = at.minus(at, 1.0, 1.0)
         alpha, beta = task.scalars["alpha"], task.scalars["beta"]
-        safe, steepest = SafeSteps(beta, at.y, 1), []
+        safe, steepest = SafeSteps(beta, flatten(leaves(at.y))), []
         for k in range(task.num_steps):
             view = view_at(local.problem, at, local.draw(task, k))
             found = directions(view, at, self.products)
             if k == 0 and self.adapts_beta:
-                safe.probe(at.y, found.slopes.y, inner_slope_of(view))
+                safe.probe(view.y, flatten(leaves(found.slopes.y)), inner_slope_of(view))
                 beta = safe.size
             steepest.append(found.curvature)
             at = at.minus(found.slopes, alpha, beta)

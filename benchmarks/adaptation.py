@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from rabo.bench.trial import trial_of
-from rabo.experiment import Experiment
+from rabo.runs.experiment import Experiment
 
 CHANNELS = "32,64,128,256"
 SETTINGS = {"20-way 5-shot": (20, 5), "20-way 1-shot": (20, 1), "5-way 5-shot": (5, 5)}

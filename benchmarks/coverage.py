@@ -16,9 +16,9 @@ import torch
 from submodels import FOREVER, alone
 from torch import Tensor
 
-from rabo.algorithms.base import Cohort, Cuts
-from rabo.experiment import recorded_experiment, versions
-from rabo.submodel import Submodel
+from rabo.exchange.state import Cohort, Cuts
+from rabo.pruning.submodel import Submodel
+from rabo.runs.experiment import recorded_experiment, versions
 from rabo.tasks.adaptation import accuracy_interval
 
 SHOWN = (1, 2, 5, 10, 20, 50, 100, 150, 200)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rabo.bench.rounds import CAPACITIES
-from rabo.experiment import Experiment
+from rabo.runs.experiment import Experiment
 
 ROUNDS, EVERY = 60, 10
 

@@ -24,8 +24,8 @@ from torch import Generator, Tensor, nn
 import rabo
 from rabo.algorithms import FedNest
 from rabo.bench.timing import Setting, interleave, milliseconds, ratio
-from rabo.experiment import versions
-from rabo.federation import Federation
+from rabo.federation.federation import Federation
+from rabo.runs.experiment import versions
 from rabo.seeding import stream
 
 CLIENTS, PRESENT, IMAGES, EPOCHS, PENALTY = 40, 10, 50, 5, 0.01

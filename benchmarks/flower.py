@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
 from trial import Simulation, Trial
 
-from rabo.experiment import Experiment
+from rabo.runs.experiment import Experiment
 
 ROUNDS = 13
 WARM = 2  # rounds in which processes start and build what they keep

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from submodels import FOREVER
 
-from rabo import metering
-from rabo.experiment import recorded_experiment, versions
+from rabo.exchange import cost as metering
+from rabo.runs.experiment import recorded_experiment, versions
 
 
 class Sorted(metering.Counter):

@@ -19,7 +19,7 @@ import torch
 from rabo.bench.rounds import CAPACITIES
 from rabo.bench.timing import Setting, interleave, milliseconds, ratio
 from rabo.bench.trial import Trial, trial_of
-from rabo.experiment import Experiment
+from rabo.runs.experiment import Experiment
 from rabo.tasks.few_shot import Representation
 
 WIDE, TABLE_1 = "64,160,320,640", "32,64,128,256"

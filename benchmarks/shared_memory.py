@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from rabo.algorithms import RABO, FedAvg, FedMBO
-from rabo.clients import Client
-from rabo.federation import Federation
-from rabo.runtimes import RUNTIMES, room
+from rabo.execution import RUNTIMES, room
+from rabo.federation.clients import Client
+from rabo.federation.federation import Federation
 from rabo.tasks.few_shot import FewShotTask
 
 ROUNDS = 6

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts
-from rabo.checkpoint import Checkpoints
-from rabo.experiment import recorded_experiment
+from rabo.exchange.state import Cohort, Cuts
+from rabo.runs.checkpoint import Checkpoints
+from rabo.runs.experiment import recorded_experiment
 from rabo.tasks.adaptation import accuracy_interval
 from rabo.tree import Params
 

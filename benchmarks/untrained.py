@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rabo.experiment import Experiment, versions
+from rabo.runs.experiment import Experiment, versions
 from rabo.tasks.adaptation import accuracy_interval
 
 SETTINGS = [(5, 1), (5, 5), (20, 1), (20, 5)]

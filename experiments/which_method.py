@@ -34,8 +34,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import rabo
-from rabo.record import versions
-from rabo.rounds import CALIBRATION, Round
+from rabo.federation.rounds import CALIBRATION, Round
+from rabo.runs.record import versions
 
 NUM_CLIENTS = 20
 CHANCE = 0.1

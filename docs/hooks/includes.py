@@ -14,7 +14,7 @@ from functools import reduce
 from pathlib import Path
 
 from rabo.bench.report import table
-from rabo.cli_compare import exchanges_of_algorithms, papers_of_algorithms
+from rabo.cli.compare import exchanges_of_algorithms, papers_of_algorithms
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,14 +1,17 @@
 """Federated bilevel optimisation on submodels that fit each client."""
 
-from rabo.aggregation import Aggregate
-from rabo.alarms import BiasWarning, DivergenceWarning
 from rabo.algorithms import RABO, RAFBO, Adam, Cosine, State, StepSizeWarning
-from rabo.bilevel import Batch, BilevelProblem
 from rabo.checking import ProblemCheck, ProblemCheckError, check
-from rabo.clients import Client, OnDemand
 from rabo.errors import CapacityWarning, ClientError, NonFiniteError, UnsupportedModelError
-from rabo.export import load_model
-from rabo.federation import Federation
+from rabo.exchange.aggregation import Aggregate
+from rabo.exchange.budgets import Budget
+from rabo.execution import Privacy, Tolerance
+from rabo.federation.alarms import BiasWarning, DivergenceWarning
+from rabo.federation.clients import Client, OnDemand
+from rabo.federation.federation import Federation
+from rabo.federation.rounds import Result, Round
+from rabo.federation.solve import solve
+from rabo.files import load_model
 from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
@@ -17,7 +20,9 @@ from rabo.hypergradients import (
     Neumann,
     Unrolled,
 )
-from rabo.masks import (
+from rabo.problems.bilevel import Batch, BilevelProblem
+from rabo.problems.problem import Problem
+from rabo.pruning.policies import (
     ChannelRegions,
     Full,
     Importance,
@@ -29,11 +34,6 @@ from rabo.masks import (
     Static,
     Threshold,
 )
-from rabo.problem import Problem
-from rabo.resources import Budget
-from rabo.rounds import Result, Round
-from rabo.runtimes import Privacy, Tolerance
-from rabo.solve import solve
 
 __version__ = "0.1.0"
 

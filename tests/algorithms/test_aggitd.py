@@ -6,7 +6,13 @@ import pytest
 import torch
 
 import rabo
-from problems import calm_quadratics, distance, federated_quadratics, one_round, truncated_series
+from known_problems import (
+    calm_quadratics,
+    distance,
+    federated_quadratics,
+    one_round,
+    truncated_series,
+)
 from rabo.algorithms import AggITD, State
 from rabo.tasks.quadratic import ClosedForm
 

@@ -5,7 +5,7 @@ import torch
 
 import rabo
 from rabo.algorithms import ALGORITHMS, Cohort
-from rabo.runtimes import InProcess
+from rabo.execution import InProcess
 
 STEPS = 3
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 import rabo
-from problems import episodic_problem
+from known_problems import episodic_problem
 from rabo.algorithms import ALGORITHMS, Cohort, State
-from rabo.ledger import Ledger
-from rabo.masks import Full
-from rabo.metering import Meter
-from rabo.rounds import CALIBRATION
-from rabo.runtimes import InProcess
-from rabo.runtimes.base import perform
+from rabo.exchange.cost import Meter
+from rabo.exchange.work import perform
+from rabo.execution import InProcess
+from rabo.federation.ledger import Ledger
+from rabo.federation.rounds import CALIBRATION
+from rabo.pruning.policies import Full
+from rabo.pruning.submodel import ElementMask, level_of
 from rabo.seeding import stream
-from rabo.submodel import ElementMask, level_of
 from rabo.tasks.quadratic import random_quadratic
 from rabo.tree import is_finite
 
@@ -311,7 +311,9 @@ def test_clients_of_full_width_cost_what_the_full_model_costs_and_narrow_ones_le
         if capacity == 1.0:
             assert list(shares.values()) == pytest.approx([1.0] * 3)
             continue
-        if isinstance(algorithm.policy, (rabo.masks.Threshold, rabo.masks.Regions)):
+        if isinstance(
+            algorithm.policy, (rabo.pruning.policies.Threshold, rabo.pruning.policies.Regions)
+        ):
             assert shares.pop("multiply_adds") >= 1  # single entries save traffic, not work
         assert all(0 < share < 0.75 for share in shares.values())
 

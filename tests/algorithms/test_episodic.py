@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import rabo
-from problems import EPISODES, curved_problem, episodic_problem
+from known_problems import EPISODES, curved_problem, episodic_problem
 from rabo.algorithms import DistMAML, DistProtoNet
-from rabo.bilevel import Batch
-from rabo.experiment import Experiment
-from rabo.masks import Full
+from rabo.execution import InProcess, Local
+from rabo.federation.solve import make_algorithm
 from rabo.models import choice
-from rabo.runtimes import InProcess, Local
-from rabo.solve import make_algorithm
+from rabo.problems.bilevel import Batch
+from rabo.pruning.policies import Full
+from rabo.runs.experiment import Experiment
 from rabo.tasks.few_shot import FewShotTask
 
 TASKS, WAYS, SHOTS, QUERIES = EPISODES

@@ -3,7 +3,7 @@
 import pytest
 
 from rabo.algorithms import ALGORITHMS
-from rabo.experiment import Experiment, run
+from rabo.runs.experiment import Experiment, run
 
 SMALL = {
     "few-shot": {"backbone": "conv4", "channels": "4", "tasks": 2, "queries": 2, "test_tasks": 2},

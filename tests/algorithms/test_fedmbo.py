@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rabo
-from problems import (
+from known_problems import (
     calm_quadratics,
     curved_problem,
     dense_hypergradient,
@@ -19,7 +19,7 @@ from problems import (
     truncated_series,
 )
 from rabo.algorithms import FedMBO, State
-from rabo.bilevel import Batch
+from rabo.problems.bilevel import Batch
 from rabo.tasks.quadratic import ClosedForm
 
 STILL = 1e-200  # a step size that leaves y where it is

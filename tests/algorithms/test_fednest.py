@@ -7,9 +7,15 @@ import pytest
 import torch
 
 import rabo
-from problems import calm_quadratics, distance, federated_quadratics, one_round, truncated_series
+from known_problems import (
+    calm_quadratics,
+    distance,
+    federated_quadratics,
+    one_round,
+    truncated_series,
+)
 from rabo.algorithms import AggITD, Cohort, FedNest, State
-from rabo.runtimes import InProcess
+from rabo.execution import InProcess
 from rabo.tasks.quadratic import ClosedForm
 
 STILL = 1e-200  # a step size that leaves y where it is

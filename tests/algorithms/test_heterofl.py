@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 import rabo
 from rabo.algorithms import ALGORITHMS
 from rabo.cli import app
-from rabo.experiment import Experiment, resume, run
-from rabo.rows import counted
-from rabo.runtimes import InProcess, Recorded
+from rabo.exchange.rows import counted
+from rabo.execution import InProcess, Recorded
+from rabo.federation.solve import make_algorithm
+from rabo.runs.experiment import Experiment, resume, run
 from rabo.seeding import stream
-from rabo.solve import make_algorithm
 from rabo.tree import leaves
 
 WIDTHS, CLASSES, RATE, STEPS, ROUNDS = (1.0, 0.5, 0.25, 0.5), 5, 0.05, 4, 3
@@ -317,7 +317,9 @@ def test_the_server_refuses_rows_that_there_are_not(rows):
 
 def whole_of(own):
     x, y = own.start()
-    return rabo.Full()(rabo.masks.Whole(own.channels, x, y), 1.0, 0, 0, torch.Generator())
+    return rabo.Full()(
+        rabo.pruning.policies.Whole(own.channels, x, y), 1.0, 0, 0, torch.Generator()
+    )
 
 
 def test_rows_that_do_not_count_are_held_by_nobody():

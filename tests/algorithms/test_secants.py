@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rabo
-from problems import one_round
+from known_problems import one_round
 from rabo.algorithms import ALGORITHMS, RABO
 from rabo.algorithms.secants import SafeSteps, on_rows, ratio
 from rabo.errors import ClientError
-from rabo.federation import Federation
+from rabo.execution import InProcess, Recorded
+from rabo.federation.federation import Federation
 from rabo.hypergradients.solvers import conjugate_gradient, neumann
-from rabo.runtimes import InProcess, Recorded
 from rabo.seeding import stream
 from rabo.tasks.quadratic import Coefficients, Quadratic, random_quadratic
 
@@ -284,7 +284,7 @@ def growing():
     return [rabo.Client(problem.on(inner=t, outer=t)) for t in targets]
 
 
-@pytest.mark.filterwarnings("ignore::rabo.alarms.DivergenceWarning")
+@pytest.mark.filterwarnings("ignore::rabo.federation.alarms.DivergenceWarning")
 @pytest.mark.parametrize("name", ["rabo", "rafbo", "simrabo", "simrafbo"])
 def test_curvature_that_grows_33_fold_on_the_way_to_the_solution_ends_no_run(name):
     options = {"algorithm": name, "outer_step": "descent", "alpha": 0.2, "rounds": 40}

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import rabo
-from problems import distance, federated_quadratics, one_round
+from known_problems import distance, federated_quadratics, one_round
 from rabo.algorithms import ALGORITHMS, RABO, Cohort, ShroFBO, SimFBO, State
 from rabo.algorithms.simrabo import SimRABO, SimRAFBO
-from rabo.checkpoint import Checkpoints
 from rabo.errors import ClientError
-from rabo.federation import Federation
-from rabo.ledger import Ledger
-from rabo.masks import Full, Whole
-from rabo.runtimes import InProcess
+from rabo.execution import InProcess
+from rabo.federation.federation import Federation
+from rabo.federation.ledger import Ledger
+from rabo.pruning.policies import Full, Whole
+from rabo.runs.checkpoint import Checkpoints
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm
 

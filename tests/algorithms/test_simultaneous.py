@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rabo
-from problems import distance, federated_quadratics, one_round
+from known_problems import distance, federated_quadratics, one_round
 from rabo.algorithms import FedBiO, FedBiOAcc, ShroFBO, SimFBO, State
 from rabo.tasks.quadratic import ClosedForm
 from rabo.tree import flatten, leaves, replace_leaves, unflatten

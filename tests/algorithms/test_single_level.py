@@ -12,14 +12,14 @@ from torch import nn
 import rabo
 from rabo.algorithms import SINGLE_LEVEL, FedAvg, StructuredFIARSE
 from rabo.algorithms.fiarse import gate
-from rabo.channels import declare
-from rabo.experiment import Experiment
-from rabo.masks import ChannelRegions, Full, Regions, Threshold, Whole
-from rabo.masks.regions import deal
-from rabo.runtimes import InProcess
+from rabo.execution import InProcess
+from rabo.federation.solve import make_algorithm
+from rabo.pruning.channels import declare
+from rabo.pruning.policies import ChannelRegions, Full, Regions, Threshold, Whole
+from rabo.pruning.policies.regions import deal
+from rabo.pruning.submodel import ElementMask
+from rabo.runs.experiment import Experiment
 from rabo.seeding import stream
-from rabo.solve import make_algorithm
-from rabo.submodel import ElementMask
 
 NAMES = [name for name in SINGLE_LEVEL if not name.startswith("dist-")]
 X = {"w": torch.tensor([[1.0, -8.0], [4.0, 5.0], [-2.0, 7.0], [3.0, 6.0]]), "b": torch.zeros(2)}
@@ -231,9 +231,9 @@ def test_structured_fiarse_differentiates_the_norm_of_a_channel():
     x, y = client.start()
     cut = rabo.Importance()(Whole(client.channels, x, y), 0.5, 0, 0, torch.Generator())
     small = client.restrict(cut)
-    task = rabo.runtimes.Task(0, 0, cut, {"x": cut.x.extract(x), "y": cut.y.extract(y)})
+    task = rabo.execution.Task(0, 0, cut, {"x": cut.x.extract(x), "y": cut.y.extract(y)})
     algorithm = StructuredFIARSE(levels="both", beta=0.1)
-    mask = algorithm.masking(task, rabo.runtimes.Local(0, small))
+    mask = algorithm.masking(task, rabo.execution.Local(0, small))
     weights = {
         n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in task.arrays.items()
     }

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rabo
-from problems import federated_quadratics, one_round
+from known_problems import federated_quadratics, one_round
 from rabo.algorithms import ALGORITHMS, Adam, Descent
 from rabo.algorithms.step_limit import limited
-from rabo.federation import Federation
+from rabo.federation.federation import Federation
 
 F64 = {"dtype": torch.float64}
 # the others inherit their step on x from one of these

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import rabo
-from problems import curved_problem, episodic_problem, federated_quadratics, truncated_series
+from known_problems import curved_problem, episodic_problem, federated_quadratics, truncated_series
 from rabo.tasks.quadratic import ClosedForm
 
 

@@ -15,15 +15,15 @@ from flwr.supercore.task_identity import TaskIdentity
 from grids import FakeGrid
 from typer.testing import CliRunner
 
-from rabo.experiment import Experiment
+from rabo.execution import Task
 from rabo.flower import app, commands, launch
 from rabo.flower.app import client_app, server_app
 from rabo.flower.commands import app as flower
 from rabo.flower.launch import TEMPLATE, Children
 from rabo.flower.messages import task_records, unpack
 from rabo.flower.sites import experiment_of, parse_options
-from rabo.runtimes import Task
-from rabo.submodel import cut
+from rabo.pruning.submodel import cut
+from rabo.runs.experiment import Experiment
 from rabo.tasks import TASKS
 
 PROJECT = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())

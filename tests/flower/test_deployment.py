@@ -11,14 +11,14 @@ from test_app import CONFIG
 from trial import Simulation, Trial
 
 from rabo.errors import ReplyError
-from rabo.experiment import run
+from rabo.exchange.budgets import Absent
+from rabo.exchange.work import failed
+from rabo.execution import InProcess
 from rabo.flower.credentials import make_keys
 from rabo.flower.launch import TEMPLATE
 from rabo.flower.membership import register
 from rabo.flower.sites import experiment_of
-from rabo.resources import Absent
-from rabo.runtimes import InProcess
-from rabo.runtimes.base import failed
+from rabo.runs.experiment import run
 
 pytestmark = pytest.mark.xdist_group("processes")  # one federation at a time
 RUNS = {

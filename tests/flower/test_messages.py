@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rabo
-from rabo.channels import declare
+from rabo.exchange.cost import Cost
+from rabo.exchange.work import Reply, Task
 from rabo.flower.messages import (
     DTYPES,
     MOST_INLINE,
@@ -22,11 +23,10 @@ from rabo.flower.messages import (
     task_records,
     unpack,
 )
-from rabo.masks import Whole
-from rabo.metering import Cost
-from rabo.runtimes.base import Reply, Task
+from rabo.pruning.channels import declare
+from rabo.pruning.policies import Whole
+from rabo.pruning.submodel import ElementMask
 from rabo.seeding import stream
-from rabo.submodel import ElementMask
 
 NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable())
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)

@@ -5,11 +5,11 @@ import pytest
 from flwr.app import RecordDict
 
 import rabo
-from rabo.federation import Federation
+from rabo.exchange.budgets import WIDTHS, Absent, Budget
+from rabo.federation.federation import Federation
 from rabo.flower import resources
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import width_records
-from rabo.resources import WIDTHS, Absent, Budget
 from rabo.tasks import TASKS
 
 ALGORITHM = rabo.RABO(num_inner_steps=2, beta=0.1)

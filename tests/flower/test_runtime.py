@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rabo
-from problems import episodic_problem
+from known_problems import episodic_problem
 from rabo.algorithms import ALGORITHMS, RABO, Cohort
-from rabo.federation import Federation
+from rabo.exchange.budgets import Absent
+from rabo.execution import InProcess, Private, answers
+from rabo.federation.federation import Federation
+from rabo.federation.ledger import Ledger
 from rabo.flower.messages import DTYPES, INLINE, RAW, has_cut, raw_of
 from rabo.flower.runtime import FlowerRuntime
 from rabo.flower.work import message_types, work_for
-from rabo.ledger import Ledger
-from rabo.resources import Absent
-from rabo.runtimes import InProcess, Private, answers
 from rabo.seeding import stream
 from rabo.tasks import TASKS
 from rabo.tasks.quadratic import random_quadratic

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rabo.algorithms import ALGORITHMS
-from rabo.options import parse_capacities
+from rabo.federation.solve import make_algorithm
 from rabo.reproduction import grid as grids
 from rabo.reproduction.grid import (
     TUNED,
@@ -20,7 +20,7 @@ from rabo.reproduction.grid import (
     merge,
     part_of,
 )
-from rabo.solve import make_algorithm
+from rabo.runs.options import parse_capacities
 from rabo.tasks import TASKS
 
 SETTINGS = ["5-way-1-shot", "5-way-5-shot", "20-way-1-shot", "20-way-5-shot"]

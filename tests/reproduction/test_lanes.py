@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from rabo.errors import ClientError
+from rabo.execution import room
 from rabo.reproduction import lanes
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.lanes import side_by_side
 from rabo.reproduction.notes import Notes
 from rabo.reproduction.sweep import dearest_first, sweep
-from rabo.runtimes import room
 
 NAME = "study-errata"
 ONLY = "erratum-6/*"

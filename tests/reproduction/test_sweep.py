@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes import fake_run
 
-from rabo.experiment import run
-from rabo.record import versions
 from rabo.reproduction import request
 from rabo.reproduction.collect import collect
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.records import cells_of, read_records
 from rabo.reproduction.request import Request
 from rabo.reproduction.sweep import differences, sweep
+from rabo.runs.experiment import run
+from rabo.runs.record import versions
 
 NAME = "study-errata"  # its quadratic takes no time
 SMALL = Changes(rounds=3, seeds=2, device="cpu", only=["erratum-6/*"])

@@ -8,18 +8,18 @@ from PIL import Image
 
 import rabo
 from rabo.algorithms import ALGORITHMS
-from rabo.algorithms.base import spread
 from rabo.algorithms.simultaneous import Triple, directions, view_at
-from rabo.bilevel import Batch, features_of
-from rabo.data.glyphs import make_glyphs
-from rabo.experiment import Experiment, run
+from rabo.exchange.state import spread
 from rabo.hypergradients import ConjugateGradient, Neumann, Unrolled
-from rabo.masks import Random, Whole
 from rabo.models.convolutional import Conv4, ResNet12
 from rabo.models.layout import layout
+from rabo.problems.bilevel import Batch, features_of
+from rabo.pruning.policies import Random, Whole
+from rabo.runs.experiment import Experiment, run
 from rabo.seeding import stream
 from rabo.tasks import few_shot
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
+from rabo.tasks.data.glyphs import make_glyphs
 from rabo.tasks.few_shot import FewShotTask, Representation, all_at_once, both_at_once, represent
 from rabo.tree import as_leaves, leaves
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rabo.bilevel import Batch
+from rabo.problems.bilevel import Batch
 from rabo.seeding import stream
 from rabo.tasks.image_batches import MARGIN, ImageBatches, crop, draw_places, prepare
 from rabo.tree import leaves

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rabo.experiment import Experiment, run
-from rabo.export import with_statistics
+from rabo.files import with_statistics
+from rabo.runs.experiment import Experiment, run
 from rabo.seeding import stream
 from rabo.tasks.loss_tuning import LossTuningTask, loss_parameters, vs_loss
 

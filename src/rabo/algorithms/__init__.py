@@ -3,7 +3,6 @@
 from typing import Any
 
 from rabo.algorithms.aggitd import AggITD
-from rabo.algorithms.base import Algorithm, Cohort, State
 from rabo.algorithms.dist_maml import DistMAML
 from rabo.algorithms.dist_protonet import DistProtoNet
 from rabo.algorithms.fedavg import FedAvg
@@ -24,6 +23,7 @@ from rabo.algorithms.single_level import SingleLevel
 from rabo.algorithms.static import HeteroFL
 from rabo.algorithms.steps import Adam, Cosine, Descent
 from rabo.errors import lookup
+from rabo.exchange.state import Algorithm, Cohort, State
 
 ALGORITHMS = {
     "rabo": RABO,

@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
 from rabo.algorithms.corrected import CorrectedSteps
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.slopes import hessian_product, inner_slope, outer_slope, pull_back
-from rabo.masks import Full, MaskPolicy
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.pruning.policies import Full, MaskPolicy
 from rabo.seeding import stream
 from rabo.tree import Params
 

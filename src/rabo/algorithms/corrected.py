@@ -8,8 +8,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import CURVATURE, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.secants import finite_secant, ratio
 from rabo.algorithms.slopes import (
@@ -20,9 +18,11 @@ from rabo.algorithms.slopes import (
     outer_slope_at,
     skip_batch,
 )
-from rabo.bilevel import Batch, BilevelProblem, Level
-from rabo.covering import Covered
-from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.exchange.covering import Covered
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import CURVATURE, State
+from rabo.exchange.work import Local, Reply, Task, answers
+from rabo.problems.bilevel import Batch, BilevelProblem, Level
 from rabo.tree import Params, cast, lay, pieces
 
 

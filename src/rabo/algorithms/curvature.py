@@ -1,10 +1,10 @@
 """An exchange that measures how curved the clients' inner problems are."""
 
-from rabo.algorithms.base import Cuts, State, spread
-from rabo.algorithms.exchanges import Exchanges
-from rabo.curvature import lanczos
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cuts, State, spread
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import Difference, View, check_loss
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 
 NUM_PRODUCTS = 10
 

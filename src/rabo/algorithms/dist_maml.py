@@ -9,9 +9,9 @@ from torch.func import grad, vmap
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.bilevel import Batch
-from rabo.problem import ClientProblem
-from rabo.runtimes.base import Local
+from rabo.exchange.work import Local
+from rabo.problems.bilevel import Batch
+from rabo.problems.problem import ClientProblem
 from rabo.tree import Params, leaves, map_leaves
 
 CHUNK = 10  # test tasks whose adapted networks are held at once

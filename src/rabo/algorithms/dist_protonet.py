@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.bilevel import Batch, BilevelProblem, features_of
-from rabo.problem import ClientProblem
-from rabo.runtimes.base import Local
+from rabo.exchange.work import Local
+from rabo.problems.bilevel import Batch, BilevelProblem, features_of
+from rabo.problems.problem import ClientProblem
 from rabo.tree import Params
 
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from rabo.algorithms.base import State
 from rabo.algorithms.single_level import SingleLevel
-from rabo.bilevel import BilevelProblem
-from rabo.masks import Full, MaskPolicy
-from rabo.problem import ClientProblem
+from rabo.exchange.state import State
+from rabo.problems.bilevel import BilevelProblem
+from rabo.problems.problem import ClientProblem
+from rabo.pruning.policies import Full, MaskPolicy
 from rabo.tree import Params
 
 

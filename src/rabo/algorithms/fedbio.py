@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rabo.algorithms.base import Cohort, Cuts, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.simultaneous import Simultaneous
-from rabo.runtimes.base import Runtime
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cohort, Cuts, State
+from rabo.exchange.work import Runtime
 
 
 @dataclass(frozen=True, kw_only=True)

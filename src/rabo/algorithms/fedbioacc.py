@@ -5,8 +5,6 @@ from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.simultaneous import (
     Simultaneous,
@@ -15,7 +13,9 @@ from rabo.algorithms.simultaneous import (
     inner_slope_of,
     view_at,
 )
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cohort, Cuts, State
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, flatten, leaves
 
 DIRECTIONS = ("x_direction", "y_direction", "v_direction")

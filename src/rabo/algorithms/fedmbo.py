@@ -6,8 +6,6 @@ from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.secants import SafeSteps, on_rows
@@ -22,12 +20,14 @@ from rabo.algorithms.slopes import (
     point,
     pull_back,
 )
-from rabo.bilevel import BilevelProblem
-from rabo.covering import Covered
+from rabo.exchange.covering import Covered
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
-from rabo.masks import Full, MaskPolicy
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.problems.bilevel import BilevelProblem
+from rabo.pruning.policies import Full, MaskPolicy
 from rabo.seeding import stream
 from rabo.tree import Params, flatten, leaves
 

@@ -5,14 +5,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts, State
 from rabo.algorithms.corrected import CorrectedSteps
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
-from rabo.masks import Full, MaskPolicy
-from rabo.runtimes.base import Runtime
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cohort, Cuts, State
+from rabo.exchange.work import Runtime
+from rabo.pruning.policies import Full, MaskPolicy
 from rabo.seeding import stream
 from rabo.tree import Params, plus
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rabo.algorithms.supervised import Supervised
-from rabo.masks import MaskPolicy, Rolling
+from rabo.pruning.policies import MaskPolicy, Rolling
 
 
 @dataclass(frozen=True, kw_only=True)

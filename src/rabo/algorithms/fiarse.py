@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rabo.algorithms.single_level import Weights
 from rabo.algorithms.supervised import Supervised
-from rabo.channels import ALWAYS, Channels
-from rabo.masks import Importance, MaskPolicy, Threshold
-from rabo.masks.entries import weights_of
-from rabo.runtimes.base import Local, Task
-from rabo.submodel import ElementMask
+from rabo.exchange.work import Local, Task
+from rabo.pruning.channels import ALWAYS, Channels
+from rabo.pruning.policies import Importance, MaskPolicy, Threshold
+from rabo.pruning.policies.entries import weights_of
+from rabo.pruning.submodel import ElementMask
 from rabo.tree import Params
 
 

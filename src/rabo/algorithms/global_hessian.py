@@ -5,9 +5,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from rabo.algorithms.base import CURVATURE, State
-from rabo.algorithms.exchanges import NO_SCALARS, Exchanges
-from rabo.covering import Covered
+from rabo.exchange.covering import Covered
+from rabo.exchange.exchanges import NO_SCALARS, Exchanges
+from rabo.exchange.state import CURVATURE, State
+from rabo.exchange.work import Local, Reply, Task, Work, answers
 from rabo.hypergradients.linearisation import (
     Exact,
     HypergradientEstimator,
@@ -15,7 +16,6 @@ from rabo.hypergradients.linearisation import (
     Linearisation,
 )
 from rabo.hypergradients.solvers import stretch
-from rabo.runtimes.base import Local, Reply, Task, Work, answers
 from rabo.tree import Params, as_tree, flatten, leaves
 
 

@@ -8,17 +8,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import CURVATURE, INNER_DISAGREEMENT, Cohort, Cuts, State, spread
 from rabo.algorithms.curvature import largest_curvature
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.secants import BACKTRACKS, SafeSteps, on_rows
 from rabo.algorithms.slopes import inner_slope_on, sees_again
 from rabo.algorithms.steps import StepSize, check_step, size_at
-from rabo.bilevel import BilevelProblem
 from rabo.errors import NonFiniteError
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import CURVATURE, INNER_DISAGREEMENT, Cohort, Cuts, State, spread
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
 from rabo.hypergradients.linearisation import one_realisation
-from rabo.masks import Importance, MaskPolicy
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.problems.bilevel import BilevelProblem
+from rabo.pruning.policies import Importance, MaskPolicy
 from rabo.tree import Params, as_tree, flatten, leaves, plus
 
 FADING = 0.9  # of the curvature that a round has not seen

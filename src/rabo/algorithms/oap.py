@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rabo.algorithms.supervised import Supervised
-from rabo.masks import ChannelRegions, MaskPolicy, Regions
+from rabo.pruning.policies import ChannelRegions, MaskPolicy, Regions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rabo.algorithms.base import DISAGREEMENT, HYPERGRADIENT_NORM, State
 from rabo.algorithms.inner import Calibrated
 from rabo.algorithms.step_limit import Limit, check_limit, limited
 from rabo.algorithms.steps import Descent, OuterStep, StepSize, check_step, size_at
-from rabo.covering import Covered
+from rabo.exchange.covering import Covered
+from rabo.exchange.state import DISAGREEMENT, HYPERGRADIENT_NORM, State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from rabo.algorithms.base import CURVATURE, Cohort, Cuts, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.global_hessian import GlobalHessian
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.steps import Descent
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
 from rabo.hypergradients.linearisation import Estimate
 from rabo.hypergradients.solvers import largest
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
 from rabo.tree import Params, plus
 
 

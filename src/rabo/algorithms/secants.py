@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import CURVATURE
+from rabo.exchange.state import CURVATURE
 from rabo.tree import Params, flatten, leaves, unflatten
 
 ROUNDING = 1e3  # steps below this multiple of y's rounding give no secants,

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from rabo.algorithms.base import Cuts, State
 from rabo.algorithms.inner import Calibrated
-from rabo.runtimes.base import Runtime
+from rabo.exchange.state import Cuts, State
+from rabo.exchange.work import Runtime
 from rabo.seeding import stream
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rabo.algorithms.simfbo import SimFBO, mean_steps
 from rabo.algorithms.simultaneous import Triple
-from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.exchange.work import Local, Reply, Task, answers
 
 
 @dataclass(frozen=True, kw_only=True)

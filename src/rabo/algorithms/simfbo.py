@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.base import Cohort, Cuts, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.simultaneous import Simultaneous
-from rabo.runtimes.base import Runtime
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cohort, Cuts, State
+from rabo.exchange.work import Runtime
 from rabo.tree import Params, squared_norm
 
 

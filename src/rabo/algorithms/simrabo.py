@@ -7,16 +7,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import Cohort, Cuts, State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.simfbo import check_steps, mean_steps, steps_of
 from rabo.algorithms.simultaneous import Simultaneous, Triple, inner_slope_of, view_at
 from rabo.algorithms.slopes import minus
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cohort, Cuts, State
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
 from rabo.hypergradients.linearisation import LINEARISATIONS, Products, View
 from rabo.hypergradients.solvers import stretch
-from rabo.masks import Importance, MaskPolicy
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.pruning.policies import Importance, MaskPolicy
 from rabo.tree import Params, as_tree, flatten, leaves, plus, squared_norm
 
 

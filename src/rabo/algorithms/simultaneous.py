@@ -7,13 +7,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import State
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.slopes import minus
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.covering import Covered
+from rabo.exchange.covering import Covered
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import State
+from rabo.exchange.work import Local, Reply, Task, answers
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
     Products,
@@ -21,8 +21,8 @@ from rabo.hypergradients.linearisation import (
     gradient,
 )
 from rabo.hypergradients.solvers import stretch
-from rabo.masks import Full, MaskPolicy
-from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.problems.bilevel import Batch, BilevelProblem
+from rabo.pruning.policies import Full, MaskPolicy
 from rabo.tree import Params, as_tree, flatten, leaves
 
 

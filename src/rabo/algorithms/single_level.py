@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
-from rabo.algorithms.base import Cohort, Cuts, State, spread
-from rabo.algorithms.exchanges import Exchanges
 from rabo.algorithms.inner import InnerLevel
 from rabo.algorithms.steps import StepSize, check_step, size_at
-from rabo.bilevel import Batch, BilevelProblem
+from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.state import Cohort, Cuts, State, spread
+from rabo.exchange.work import Local, Reply, Runtime, Task, answers
 from rabo.hypergradients.linearisation import check_loss, gradient
-from rabo.runtimes.base import Local, Reply, Runtime, Task, answers
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params, as_leaves, leaves, map_leaves, plus, replace_leaves, squared_norm
 
 Level: TypeAlias = Literal["x", "y"]

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import CURVATURE
-from rabo.bilevel import Batch, BilevelProblem, Level
+from rabo.exchange.state import CURVATURE
+from rabo.exchange.work import Local, Reply, Task, answers
 from rabo.hypergradients.linearisation import (
     Exact,
     View,
@@ -21,7 +21,7 @@ from rabo.hypergradients.linearisation import (
     one_realisation,
 )
 from rabo.hypergradients.solvers import stretch
-from rabo.runtimes.base import Local, Reply, Task, answers
+from rabo.problems.bilevel import Batch, BilevelProblem, Level
 from rabo.tree import Params, as_leaves, as_tree, flatten, leaves
 
 FULL_BATCH = "full_batch"  # a number of a task: answer on all of the client's data

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
-from rabo.covering import Covered
+from rabo.exchange.covering import Covered
 from rabo.tree import Params
 
 KEPT = ("first", "second", "steps")  # what Adam remembers

@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from rabo.algorithms.base import State
 from rabo.algorithms.single_level import Level, Rows, SingleLevel, Weights
-from rabo.bilevel import Batch, BilevelProblem, features_of
-from rabo.labels import MaskedLogits
-from rabo.masks import Full
-from rabo.runtimes.base import Local
+from rabo.exchange.state import State
+from rabo.exchange.work import Local
+from rabo.problems.bilevel import Batch, BilevelProblem, features_of
+from rabo.problems.labels import MaskedLogits
+from rabo.pruning.policies import Full
 from rabo.tree import Params
 
 

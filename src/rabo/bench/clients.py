@@ -19,10 +19,10 @@ from torch import nn
 from rabo.bench.machine import Machine
 from rabo.bench.report import Finding, Target
 from rabo.bench.timing import Setting
-from rabo.clients import Client, OnDemand
-from rabo.federation import Federation
-from rabo.problem import Problem
-from rabo.solve import make_algorithm
+from rabo.federation.clients import Client, OnDemand
+from rabo.federation.federation import Federation
+from rabo.federation.solve import make_algorithm
+from rabo.problems.problem import Problem
 
 NUMBERS = (10, 100, 1_000, 10_000)
 WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)

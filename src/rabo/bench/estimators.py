@@ -16,6 +16,7 @@ from rabo.bench.peers import Work, fresh
 from rabo.bench.problems import Case, few_shot, logistic
 from rabo.bench.report import Finding
 from rabo.bench.timing import Setting, interleave, ratio
+from rabo.exchange.cost import measure as meter
 from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
@@ -24,7 +25,6 @@ from rabo.hypergradients import (
     Neumann,
     Unrolled,
 )
-from rabo.metering import measure as meter
 
 DIRECT = "∇_x f alone"
 DEPTHS = (1, 3, 10, 30)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rabo.bench.timing import Setting, interleave
-from rabo.experiment import versions
-from rabo.metering import Counter
+from rabo.exchange.cost import Counter
+from rabo.runs.experiment import versions
 from rabo.tree import leaves
 
 

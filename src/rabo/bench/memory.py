@@ -13,10 +13,10 @@ from rabo.bench.machine import Machine
 from rabo.bench.report import Finding, Target
 from rabo.bench.timing import Setting, interleave, milliseconds, ratio
 from rabo.bench.trial import Trial
-from rabo.experiment import Experiment
+from rabo.exchange.cost import measure as meter
 from rabo.hypergradients.linearisation import LINEARISATIONS, View
-from rabo.metering import measure as meter
-from rabo.problem import ClientProblem
+from rabo.problems.problem import ClientProblem
+from rabo.runs.experiment import Experiment
 from rabo.tasks.loss_tuning import BATCH, LossTuningTask
 
 TIME, MEMORY = 1.0, 0.6  # of RABO's

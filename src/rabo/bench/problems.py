@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.curvature import lanczos
+from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.models.convolutional import Conv4
-from rabo.problem import Problem
+from rabo.problems.bilevel import Batch, BilevelProblem
+from rabo.problems.problem import Problem
 from rabo.tree import Params
 
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]

@@ -7,7 +7,7 @@ from rabo.bench.report import Finding, Target
 from rabo.bench.timing import Setting, interleave, milliseconds, ratio
 from rabo.bench.trial import trial_of
 from rabo.errors import lookup
-from rabo.experiment import Experiment
+from rabo.runs.experiment import Experiment
 
 CAPACITIES = "1,1/2,1/4,1/8,1/16"
 MIXED, FULL, FEDMBO = f"rabo at {CAPACITIES}", "rabo at 1", "fedmbo at 1"

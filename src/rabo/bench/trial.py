@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from rabo.algorithms import Algorithm, Cohort
-from rabo.algorithms.base import Cuts
-from rabo.bilevel import BilevelProblem
-from rabo.experiment import Experiment
-from rabo.ledger import Ledger
-from rabo.runtimes import InProcess, Runtime
+from rabo.exchange.state import Cuts
+from rabo.execution import InProcess, Runtime
+from rabo.federation.ledger import Ledger
+from rabo.problems.bilevel import BilevelProblem
+from rabo.runs.experiment import Experiment
 
 
 class Trial:

@@ -7,7 +7,7 @@ from rabo.checking.clock import Clock
 from rabo.checking.measured import Measured
 from rabo.checking.point import Point
 from rabo.checking.report import Finding, Spectrum
-from rabo.curvature import lanczos
+from rabo.hypergradients.curvature import lanczos
 
 LARGEST_DENSE = 1000  # entries of y up to which Hessians are formed
 NUM_PRODUCTS = 40

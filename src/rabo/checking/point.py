@@ -7,9 +7,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import spread
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.clients import Client
+from rabo.exchange.state import spread
+from rabo.federation.clients import Client
 from rabo.hypergradients.linearisation import (
     Difference,
     Exact,
@@ -17,6 +16,7 @@ from rabo.hypergradients.linearisation import (
     View,
     one_realisation,
 )
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.seeding import stream
 from rabo.tree import Params, as_tree, flatten, leaves, map_leaves
 

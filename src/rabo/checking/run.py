@@ -20,7 +20,7 @@ from rabo.checking.minimum import check_minimum
 from rabo.checking.point import Point
 from rabo.checking.report import Finding, ProblemCheck, ProblemCheckError
 from rabo.checking.use import check_use
-from rabo.clients import Client, check_clients
+from rabo.federation.clients import Client, check_clients
 
 CHECKS: dict[str, Callable[[Measured], Measured]] = {
     "finite losses": check_finite,

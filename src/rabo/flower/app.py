@@ -14,7 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
-from rabo.experiment import resume, run
+from rabo.exchange.budgets import at_round
+from rabo.execution import Privacy
+from rabo.federation.rounds import Round
 from rabo.flower import sites
 from rabo.flower.lifetime import end_with
 from rabo.flower.messages import fault_records
@@ -22,12 +24,10 @@ from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
 from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
-from rabo.options import choose_device
-from rabo.resources import at_round
-from rabo.rounds import Round
-from rabo.runtimes import Privacy
-from rabo.summary import print_result
-from rabo.writers import Start
+from rabo.runs.experiment import resume, run
+from rabo.runs.options import choose_device
+from rabo.runs.summary import print_result
+from rabo.runs.writers import Start
 
 log = logging.getLogger("flwr")
 

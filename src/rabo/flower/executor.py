@@ -19,9 +19,9 @@ from flwr.supercore.superexec.executor.types import ExecutionSpec
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import rabo.flower.app  # noqa: F401 - so that a forked process finds it imported
+from rabo.exchange.cost import measure
 from rabo.flower import sites
 from rabo.flower.lifetime import end_with
-from rabo.metering import measure
 
 NUM_THREADS = torch.get_num_threads()
 

@@ -10,11 +10,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from rabo.channels import Channels
 from rabo.errors import ReplyError
-from rabo.metering import Cost
-from rabo.runtimes.base import Reply, Task
-from rabo.submodel import Cut, ElementMask, Part, cut, level_of
+from rabo.exchange.cost import Cost
+from rabo.exchange.work import Reply, Task
+from rabo.pruning.channels import Channels
+from rabo.pruning.submodel import Cut, ElementMask, Part, cut, level_of
 from rabo.tree import Params
 
 RAW = "raw"  # little-endian bytes in row-major order

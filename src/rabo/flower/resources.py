@@ -10,10 +10,10 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from rabo.algorithms import Algorithm
-from rabo.bilevel import BilevelProblem
-from rabo.metering import Cost
-from rabo.resources import Absent, Budget, Now, check_capacity, parse_amount, width_for
-from rabo.solve import Client, Federation
+from rabo.exchange.budgets import Absent, Budget, Now, check_capacity, parse_amount, width_for
+from rabo.exchange.cost import Cost
+from rabo.federation.solve import Client, Federation
+from rabo.problems.bilevel import BilevelProblem
 
 AUTO = "auto"
 SECONDS = 10.0  # of work in a round, unless the node says otherwise

@@ -10,11 +10,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from rabo.errors import ReplyError
+from rabo.exchange.budgets import Absent, check_capacity
+from rabo.exchange.work import Reply, Task, Work, failed
 from rabo.flower.messages import raise_fault, read_reply, task_records, words
 from rabo.flower.work import WIDTH, message_type
-from rabo.resources import Absent, check_capacity
-from rabo.runtimes.base import Reply, Task, Work, failed
-from rabo.submodel import Cut
+from rabo.pruning.submodel import Cut
 
 REASONS = {
     1: "its app could not be loaded",

@@ -9,9 +9,9 @@ from typing import Any, get_args, get_type_hints
 
 from rabo.algorithms import Algorithm
 from rabo.errors import lookup
-from rabo.experiment import Experiment
+from rabo.exchange.budgets import Resources
 from rabo.flower.worker import Worker
-from rabo.resources import Resources
+from rabo.runs.experiment import Experiment
 from rabo.tasks import TASKS, Setup
 
 recent: tuple[str, Sequence[Sequence[Any]], int, str] | None = None  # what was asked for last

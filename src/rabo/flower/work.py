@@ -5,7 +5,7 @@ from typing import Any
 
 from rabo.algorithms import ALGORITHMS, Algorithm, curvature, slopes
 from rabo.errors import lookup
-from rabo.runtimes.base import Work
+from rabo.exchange.work import Work
 
 PHASES = {"update_inner": "inner", "estimate_outer": "outer"}  # the two of Algorithm 1
 WIDTH = "query.width"  # the roll call

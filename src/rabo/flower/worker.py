@@ -4,7 +4,9 @@ from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from rabo.algorithms import Algorithm
-from rabo.bilevel import BilevelProblem
+from rabo.exchange.cost import Meter
+from rabo.exchange.work import Local, perform
+from rabo.execution import Privacy, Protected
 from rabo.flower.messages import (
     CUT,
     cut_vectors,
@@ -19,10 +21,8 @@ from rabo.flower.messages import (
     unpack,
 )
 from rabo.flower.work import work_for
-from rabo.metering import Meter
-from rabo.runtimes import Privacy, Protected
-from rabo.runtimes.base import Local, perform
-from rabo.submodel import Cut
+from rabo.problems.bilevel import BilevelProblem
+from rabo.pruning.submodel import Cut
 from rabo.tree import leaves
 
 

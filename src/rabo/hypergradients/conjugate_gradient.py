@@ -7,9 +7,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.curvature import lanczos
 from rabo.errors import lookup
+from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
     Estimate,
@@ -18,6 +17,7 @@ from rabo.hypergradients.linearisation import (
     View,
 )
 from rabo.hypergradients.solvers import Solution, conjugate_gradient
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params
 
 NUM_PROBES = 10  # products by which curvature is measured

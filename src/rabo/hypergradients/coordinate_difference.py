@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem
 from rabo.hypergradients.linearisation import Difference, Estimate, View, gradient
 from rabo.hypergradients.solvers import conjugate_gradient, relative
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params, flatten, leaves, replace_leaves, unflatten
 
 

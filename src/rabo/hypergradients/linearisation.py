@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem, features_of
 from rabo.errors import DIVERGENCE_REMEDY, NonFiniteError
 from rabo.hypergradients.solvers import Product, Solution
+from rabo.problems.bilevel import Batch, BilevelProblem, features_of
 from rabo.seeding import seeded_layers
 from rabo.tree import Params, as_leaves, as_tree, flatten, is_finite, leaves
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.curvature import lanczos
 from rabo.errors import lookup
 from rabo.hypergradients.conjugate_gradient import estimate
+from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
     Estimate,
@@ -17,6 +16,7 @@ from rabo.hypergradients.linearisation import (
     View,
 )
 from rabo.hypergradients.solvers import Solution, neumann
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params
 
 NUM_PROBES = 10  # products by which l_{g,1} is measured

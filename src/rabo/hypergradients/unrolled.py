@@ -6,9 +6,9 @@ from math import ceil, sqrt
 import torch
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch, BilevelProblem
 from rabo.hypergradients.linearisation import Estimate, Exact, View, gradient
 from rabo.hypergradients.neumann import safe_curvature
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rabo.comparison import STYLES
 from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped
 from rabo.reproduction.relative import Share, shares_of
-from rabo.theory.plots import COLOURS, figure_class, label, new_figure, save
+from rabo.runs.comparison import STYLES
+from rabo.runs.plots import COLOURS, figure_class, label, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from math import nan
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rabo.comparison import confidence
 from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Difference, Record, grouped, pairs_of, spread
+from rabo.runs.comparison import confidence
 
 COSTS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {  # of what was spent
     "multiply-adds": lambda spent: spent["multiply_adds"],

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Generator
 
-from rabo.bilevel import Batch, BilevelProblem
-from rabo.experiment import Experiment
+from rabo.exchange.cost import measure
 from rabo.hypergradients import ESTIMATORS, Estimate, HypergradientEstimator
 from rabo.hypergradients.linearisation import Exact, View
-from rabo.metering import measure
-from rabo.record import versions
+from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.reproduction.grid import Changes, Grid, Run
 from rabo.reproduction.sweep import differences
-from rabo.theory.plots import COLOURS, label, new_figure, save
+from rabo.runs.experiment import Experiment
+from rabo.runs.plots import COLOURS, label, new_figure, save
+from rabo.runs.record import versions
 from rabo.tree import Params, flatten, leaves, map_leaves
 
 MARKERS = "osD^v<>Pv*X"

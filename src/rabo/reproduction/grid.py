@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rabo.errors import lookup
-from rabo.experiment import Experiment
+from rabo.runs.experiment import Experiment
 from rabo.tasks import TASKS
 
 NESTED = ("task_options", "algorithm_options")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rabo.runtimes.room import share_device
+from rabo.execution.room import share_device
 
 MISTAKES = (ValueError, ImportError, FileNotFoundError)  # of which another run has no better chance
 LATER = "it may have run out of memory: it is done again after all others, with fewer beside it"

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rabo.comparison import confidence
 from rabo.reproduction.grid import Changes, Grid, Run
 from rabo.reproduction.sweep import differences, is_done
+from rabo.runs.comparison import confidence
 
 MOST_NAMED = 3  # folders, in a message
 

@@ -7,13 +7,13 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from rabo.data.cifar10 import load_cifar10
-from rabo.data.omniglot import load_omniglot
 from rabo.errors import lookup
-from rabo.options import choose_device, parse_option
 from rabo.reproduction import expand, names, reproduce
 from rabo.reproduction.grid import Changes, load_grid
 from rabo.reproduction.page import write_page
+from rabo.runs.options import choose_device, parse_option
+from rabo.tasks.data.cifar10 import load_cifar10
+from rabo.tasks.data.omniglot import load_omniglot
 
 DATA = "RABO_DATA"
 DOWNLOADS: dict[str, Callable[..., Any]] = {"omniglot": load_omniglot, "cifar10": load_cifar10}

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from rabo.checkpoint import write_atomically
 from rabo.errors import ClientError, NonFiniteError, ReplyError
-from rabo.experiment import Experiment, resume, run
-from rabo.options import device_name
 from rabo.reproduction.grid import Run
 from rabo.reproduction.lanes import Failure, Heed, Note, Tell, side_by_side
 from rabo.reproduction.notes import EVERY, Notes
+from rabo.runs.checkpoint import write_atomically
+from rabo.runs.experiment import Experiment, resume, run
+from rabo.runs.options import device_name
 
 KEPT = ("config.json", "curve.jsonl", "summary.json", "loss.json")
 FREE = ("device", "runtime", "checkpoint_every")  # do not make another run of it

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rabo.checkpoint import write_atomically
 from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped, spread
 from rabo.reproduction.table import not_run
+from rabo.runs.checkpoint import write_atomically
 
 HELD_OUT = ("validation", "aside")  # from what training data: what tuning may see
 

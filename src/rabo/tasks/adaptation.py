@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rabo.algorithms.base import spread
-from rabo.curvature import lanczos
+from rabo.exchange.state import spread
+from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import gradient
-from rabo.problem import ClientProblem
+from rabo.problems.problem import ClientProblem
 from rabo.tree import Params, as_leaves, flatten, leaves, unflatten
 
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from rabo.algorithms import State
-from rabo.bilevel import BilevelProblem
-from rabo.clients import Client
-from rabo.federation import Evaluate
-from rabo.ledger import Ledger
-from rabo.resources import Resources
+from rabo.exchange.budgets import Resources
+from rabo.federation.clients import Client
+from rabo.federation.federation import Evaluate
+from rabo.federation.ledger import Ledger
+from rabo.problems.bilevel import BilevelProblem
 
 
 @dataclass(frozen=True)

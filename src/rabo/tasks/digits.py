@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
-from rabo.clients import Client
-from rabo.ledger import Ledger
-from rabo.problem import Problem
-from rabo.resources import Resources
+from rabo.exchange.budgets import Resources
+from rabo.federation.clients import Client
+from rabo.federation.ledger import Ledger
+from rabo.problems.problem import Problem
 from rabo.seeding import seed_of, stream
 from rabo.tasks.base import Setup, check_at_least_one
 

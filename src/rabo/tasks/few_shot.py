@@ -14,23 +14,23 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
-from rabo.bilevel import Batch
-from rabo.clients import Client
-from rabo.data.characters import Characters, Split
-from rabo.data.episodes import Tasks, check_task, sample_tasks
-from rabo.data.glyphs import make_glyphs
-from rabo.data.omniglot import load_omniglot
-from rabo.data.splits import character_shards, dirichlet, iid
 from rabo.errors import lookup
-from rabo.ledger import Ledger
+from rabo.exchange.budgets import Resources
+from rabo.federation.clients import Client
+from rabo.federation.ledger import Ledger
 from rabo.models.choice import has_kernels
 from rabo.models.convolutional import Conv4, ResNet12
 from rabo.models.layout import side_by_side
-from rabo.problem import ClientProblem, Problem
-from rabo.resources import Resources
+from rabo.problems.bilevel import Batch
+from rabo.problems.problem import ClientProblem, Problem
 from rabo.seeding import seed_of, stream
 from rabo.tasks.adaptation import accuracy_interval, adapt_heads
 from rabo.tasks.base import Setup, equal_steps
+from rabo.tasks.data.characters import Characters, Split
+from rabo.tasks.data.episodes import Tasks, check_task, sample_tasks
+from rabo.tasks.data.glyphs import make_glyphs
+from rabo.tasks.data.omniglot import load_omniglot
+from rabo.tasks.data.splits import character_shards, dirichlet, iid
 from rabo.tasks.pictures import draw_tasks
 from rabo.tree import Params
 

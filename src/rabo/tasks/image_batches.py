@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from rabo.bilevel import Batch
+from rabo.problems.bilevel import Batch
 
 MARGIN = 4  # pixels by which a crop is shifted at most
 

@@ -16,22 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rabo.algorithms import Adam, Cosine, State
-from rabo.clients import Client
-from rabo.data.cifar10 import load_cifar10
-from rabo.data.digits import load_digits
-from rabo.data.images import Images
-from rabo.data.splits import dirichlet, holdout, iid, long_tail, shards
 from rabo.errors import lookup
-from rabo.export import with_statistics
+from rabo.exchange.budgets import Resources
+from rabo.federation.clients import Client
+from rabo.federation.ledger import Ledger
+from rabo.files import with_statistics
 from rabo.hypergradients import Neumann
-from rabo.ledger import Ledger
-from rabo.masks import Static
 from rabo.models.convolutional import ResNet18
 from rabo.models.layers import norm
-from rabo.problem import Problem
-from rabo.resources import Resources
+from rabo.problems.problem import Problem
+from rabo.pruning.policies import Static
 from rabo.seeding import seed_of, stream
 from rabo.tasks.base import Setup, equal_steps
+from rabo.tasks.data.cifar10 import load_cifar10
+from rabo.tasks.data.digits import load_digits
+from rabo.tasks.data.images import Images
+from rabo.tasks.data.splits import dirichlet, holdout, iid, long_tail, shards
 from rabo.tasks.image_batches import ImageBatches, prepare
 from rabo.tree import Params
 

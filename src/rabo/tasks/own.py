@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Annotated, ClassVar, cast
 
 from rabo.algorithms import State
-from rabo.bilevel import BilevelProblem
-from rabo.clients import Client, OnDemand
-from rabo.ledger import Ledger
-from rabo.resources import Resources
+from rabo.exchange.budgets import Resources
+from rabo.federation.clients import Client, OnDemand
+from rabo.federation.ledger import Ledger
+from rabo.problems.bilevel import BilevelProblem
 from rabo.tasks.base import Setup
 
 

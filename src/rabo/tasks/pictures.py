@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rabo.data.episodes import Tasks
+from rabo.tasks.data.episodes import Tasks
 
 SCALE = 2
 RIGHT, WRONG, PLAIN = (0, 150, 80), (210, 50, 50), (120, 120, 120)

@@ -12,13 +12,13 @@ import torch
 from torch import Generator, Tensor
 
 from rabo.algorithms import State
-from rabo.bilevel import Batch
-from rabo.channels import Channels, declare
-from rabo.clients import Client
-from rabo.ledger import Ledger
-from rabo.resources import Resources
+from rabo.exchange.budgets import Resources
+from rabo.federation.clients import Client
+from rabo.federation.ledger import Ledger
+from rabo.problems.bilevel import Batch
+from rabo.pruning.channels import Channels, declare
+from rabo.pruning.submodel import Cut, ElementMask
 from rabo.seeding import stream
-from rabo.submodel import Cut, ElementMask
 from rabo.tasks.base import Setup, check_at_least_one
 from rabo.tree import Params
 

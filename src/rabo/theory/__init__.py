@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rabo.runs.plots import figure_class
 from rabo.theory.bias import Bias, draw_bias, measure_bias
 from rabo.theory.contraction import Contraction, draw_contraction, measure_contraction
 from rabo.theory.differences import Differences, draw_differences, measure_differences
-from rabo.theory.plots import figure_class
 from rabo.theory.rate import Rate, draw_rate, measure_rate
 
 MEASUREMENTS: dict[str, tuple[Callable[..., Any], Callable[[Any, Path], None]]] = {

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from rabo.algorithms import RABO
 from rabo.hypergradients import ConjugateGradient
-from rabo.masks import Full
+from rabo.pruning.policies import Full
+from rabo.runs.plots import COLOURS, draw_slope, label, mark, new_figure, save
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, Quadratic, random_quadratic
-from rabo.theory.plots import COLOURS, draw_slope, label, mark, new_figure, save
 from rabo.theory.rounds import states
 
 NUM_CLIENTS = 4

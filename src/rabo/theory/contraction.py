@@ -16,9 +16,9 @@ from torch import Tensor
 
 from rabo.algorithms import RABO, State
 from rabo.hypergradients import ConjugateGradient
+from rabo.runs.plots import COLOURS, label, mark, new_figure, save
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, Quadratic, random_quadratic
-from rabo.theory.plots import COLOURS, label, mark, new_figure, save
 from rabo.theory.rounds import Blocks, states
 
 NUM_CLIENTS = 8  # N

@@ -21,9 +21,9 @@ from rabo.hypergradients import (
     HypergradientEstimator,
     LiteralCoordinateDifference,
 )
-from rabo.problem import Problem
+from rabo.problems.problem import Problem
+from rabo.runs.plots import COLOURS, draw_slope, label, log_slope, new_figure, save
 from rabo.seeding import stream
-from rabo.theory.plots import COLOURS, draw_slope, label, log_slope, new_figure, save
 from rabo.tree import Params
 
 if TYPE_CHECKING:

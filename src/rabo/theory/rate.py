@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rabo.runs.plots import COLOURS, draw_slope, label, log_slope, mark, new_figure, save
 from rabo.seeding import stream
 from rabo.tasks.quadratic import Coefficients, Quadratic, random_quadratic
 from rabo.theory.diagonal import (
@@ -26,7 +27,6 @@ from rabo.theory.diagonal import (
     held_by,
     hypergradient,
 )
-from rabo.theory.plots import COLOURS, draw_slope, label, log_slope, mark, new_figure, save
 from rabo.theory.rounds import Blocks
 
 NUM_CLIENTS = 8

@@ -7,11 +7,11 @@ import torch
 from torch import Generator, Tensor
 
 from rabo.algorithms import RABO, State
-from rabo.algorithms.base import Cohort
-from rabo.bilevel import BilevelProblem
-from rabo.masks import Whole
-from rabo.runtimes import InProcess
-from rabo.submodel import Cut, cut
+from rabo.exchange.state import Cohort
+from rabo.execution import InProcess
+from rabo.problems.bilevel import BilevelProblem
+from rabo.pruning.policies import Whole
+from rabo.pruning.submodel import Cut, cut
 
 
 @dataclass(frozen=True)

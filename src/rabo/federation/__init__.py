@@ -1,0 +1,1 @@
+"""The loop of the server: clients, rounds, ledger and warnings."""

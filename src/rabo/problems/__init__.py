@@ -1,0 +1,1 @@
+"""The bilevel problem of one client: losses, parameters and data."""

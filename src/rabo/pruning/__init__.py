@@ -1,0 +1,1 @@
+"""Cut a model to the submodel that fits a client."""

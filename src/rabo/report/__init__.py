@@ -1,5 +1,0 @@
-"""One page about runs, for any browser and without a network."""
-
-from rabo.report.page import write_report
-
-__all__ = ["write_report"]

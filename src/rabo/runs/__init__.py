@@ -1,0 +1,1 @@
+"""Runs on disk: options, records, checkpoints, live view, comparison and reports."""

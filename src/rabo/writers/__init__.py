@@ -1,7 +1,0 @@
-"""Who else hears of the rounds of a run, one per file."""
-
-from rabo.writers.base import Start, Writer, following, numbers_of
-from rabo.writers.mlflow import MLflow
-from rabo.writers.tensorboard import TensorBoard
-
-__all__ = ["MLflow", "Start", "TensorBoard", "Writer", "following", "numbers_of"]

@@ -24,6 +24,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-logo
 
 test: $(READY)
 	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist loadgroup --durations 10
@@ -36,4 +37,4 @@ bench: $(READY)
 	$(BIN)/rabo bench
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis site dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis site dist

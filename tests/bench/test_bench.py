@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +170,26 @@ def test_a_peer_that_is_installed_is_asked_for_the_same_hypergradient(name):
     if name != "Betty":  # whose conjugate gradients take the residual of the step before
         assert (ours - theirs).norm() < 1e-6 * ours.norm()
     assert theirs.isfinite().all()
+
+
+def test_betty_is_called_with_the_arguments_of_its_release_0_2(monkeypatch):
+    def get_grads(loss, path, retain_graph, do_sync):  # its signature and what it reads of a path
+        upper, lower, _ = path
+        assert upper._strategy != "fsdp"
+        assert do_sync is False
+        x, y = upper.trainable_parameters(), lower.meta_trainable_parameters()
+        outer = torch.autograd.grad(loss, y, retain_graph=retain_graph)
+        slope = torch.autograd.grad(lower.training_step_exec(lower.cur_batch), y, create_graph=True)
+        rows = [torch.autograd.grad(slope, y, [row], retain_graph=True)[0] for row in torch.eye(20)]
+        v = torch.linalg.solve(torch.stack(rows), outer[0])
+        return [-cross for cross in torch.autograd.grad(slope, x, [v])]
+
+    released = SimpleNamespace(get_grads=get_grads, Config=SimpleNamespace)
+    monkeypatch.setattr(peers, "import_module", lambda name: released)
+    case = logistic(20)
+    found = flat(peers.betty(case)())
+    truth = flat(dense(case.inner, case.outer, list(case.x.values()), list(case.y.values())))
+    torch.testing.assert_close(found, truth)
 
 
 def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_made_it():

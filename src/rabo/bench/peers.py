@@ -7,6 +7,7 @@ hypergradient, without the loop around it: what is timed is what is compared.
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -56,8 +57,12 @@ def torchopt(case: Case) -> Work:
 
 
 def betty(case: Case) -> Work:
-    """Ask for the path upper, lower, upper, as its engine does."""
+    """Ask for the path upper, lower, upper, as its engine does.
+
+    Since 0.2 it can also synchronise gradients between processes, which is not wanted here.
+    """
     get_grads = import_module("betty.hypergradient").get_grads
+    options = {"do_sync": False} if "do_sync" in signature(get_grads).parameters else {}
     config = import_module("betty.configs").Config(type="cg", cg_iterations=NUM_ITERATIONS)
 
     def work() -> Sequence[Tensor]:
@@ -69,10 +74,11 @@ def betty(case: Case) -> Work:
             training_step_exec=lambda _: case.inner(x, y),
             parameters=lambda: y,
             trainable_parameters=lambda: y,
+            meta_trainable_parameters=lambda: y,
         )
-        upper = SimpleNamespace(trainable_parameters=lambda: x)
+        upper = SimpleNamespace(_strategy="default", trainable_parameters=lambda: x)
         loss = case.outer(x, y)
-        indirect = get_grads(loss, [upper, lower, upper], retain_graph=True)
+        indirect = get_grads(loss, [upper, lower, upper], retain_graph=True, **options)
         direct = grad(loss, x, allow_unused=True, materialize_grads=True)
         return [a + b for a, b in zip(direct, indirect, strict=True)]
 

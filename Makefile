@@ -34,7 +34,7 @@ docs: $(READY)
 	@echo 'open site/index.html; its search needs a server: $(BIN)/mkdocs serve'
 
 bench: $(READY)
-	$(BIN)/rabo bench
+	$(THREADS) $(BIN)/python -m benchmarks all
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis site dist

@@ -1,6 +1,6 @@
 """Rounds of Dist-MAML on a GPU, their kernels, and convolutions of tasks with their own weights.
 
-Usage: python benchmarks/adaptation.py OUT.json (about three minutes on an H200)
+Usage: python -m benchmarks adaptation OUT.json (about three minutes on an H200)
 RABO_KERNELS=reference has torch's layers in place of `rabo.models.adapted`.
 """
 
@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.profiler_util import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from rabo.bench.trial import trial_of
+from benchmarks.parts.trial import trial_of
 from rabo.runs.experiment import Experiment
 
 CHANNELS = "32,64,128,256"
@@ -51,8 +52,8 @@ def rounds(ways: int, shots: int) -> dict[str, Any]:
         trial.round()
         torch.cuda.synchronize()
     total, number = collections.Counter[str](), collections.Counter[str]()
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+    for event in seen.events() or ():
+        if event.device_type == DeviceType.CUDA:
             total[event.name] += event.device_time_total / 1000
             number[event.name] += 1
     return {
@@ -117,13 +118,13 @@ def replayed(work: Callable[[], Any]) -> float:
     return 1000 * milliseconds(graph.replay, 1) / CALLS
 
 
-def main() -> None:
+def main(out: str) -> None:
     found: dict[str, Any] = {
         "what": f"rounds of Dist-MAML: ResNet-12 of {CHANNELS} channels, ten clients, four tasks "
         "each, 5 steps, glyphs (means of 3 rounds, and of one more under a profiler the kernels "
         "that take most: name, number, ms); then microseconds of convolutions of tasks with "
         "weights of their own, for the images, their slopes and those of weights",
-        "command": "python benchmarks/adaptation.py OUT.json",
+        "command": "python -m benchmarks adaptation OUT.json",
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "rounds": {},
@@ -135,12 +136,8 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
+        Path(out).write_text(json.dumps(found, indent=1) + "\n")
     for row in convolutions():
         found["convolutions"].append(row)
         print(row, flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    Path(out).write_text(json.dumps(found, indent=1) + "\n")

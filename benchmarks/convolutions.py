@@ -1,6 +1,6 @@
 """Convolutions of few channels on a GPU: `rabo.models.narrow` against the framework's.
 
-Usage: python benchmarks/convolutions.py OUT.json (a minute on an H200, most of it to compile)
+Usage: python -m benchmarks convolutions OUT.json (a minute on an H200, most of it to compile)
 """
 
 import json
@@ -76,11 +76,11 @@ def measure(channels: int, out: int, side: int, size: int, dtype: torch.dtype) -
     }
 
 
-def main() -> None:
+def main(path: str) -> None:
     found: dict[str, Any] = {
         "what": f"microseconds of a convolution of {IMAGES} images, channels-last: forwards, back "
         "to the images, back to the weights (for the framework without what lays weights out)",
-        "command": "python benchmarks/convolutions.py OUT.json",
+        "command": "python -m benchmarks convolutions OUT.json",
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "rows": [],
@@ -90,8 +90,4 @@ def main() -> None:
             if max(channels, out) <= MOST:
                 found["rows"].append(measure(channels, out, side, size, dtype))
                 print(found["rows"][-1], flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    Path(path).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,23 +1,22 @@
 """How many clients have trained an entry of x since a run began: C*_x is of one round alone.
 
-Usage: python benchmarks/coverage.py RUN OUT.json [ROUNDS [TASKS]] (the folder of a run, which is
+Usage: python -m benchmarks coverage RUN OUT.json [ROUNDS [TASKS]] (the folder of a run, which is
 done again on a CPU from its config.json; at the end every part of x that a client is given is
 judged alone, on some test tasks; RABO_DATA)
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from submodels import FOREVER, alone
 from torch import Tensor
 
+from benchmarks.submodels import FOREVER, alone
 from rabo.exchange.state import Cohort, Cuts
-from rabo.pruning.submodel import Submodel
+from rabo.pruning.submodel import Part
 from rabo.runs.experiment import recorded_experiment, versions
 from rabo.tasks.adaptation import accuracy_interval
 
@@ -58,7 +57,7 @@ def measure(run: Path, rounds: int, tasks: int) -> Iterator[dict[str, Any]]:
     yield {"round": rounds, "entries by clients": counts(held), "parts": list(parts.values())}
 
 
-def mask_of(cut: Submodel, full: Any) -> dict[str, Tensor]:
+def mask_of(cut: Part, full: Any) -> dict[str, Tensor]:
     """Which entries a client holds."""
     kept = {name: torch.ones_like(part) for name, part in cut.extract(full).items()}
     return {name: mask.bool() for name, mask in cut.expand(kept).items()}
@@ -90,9 +89,3 @@ def main(run: str, out: str, rounds: str = "200", tasks: str = "100") -> None:
                 flush=True,
             )
         Path(out).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4, 5):
-        raise SystemExit(__doc__)
-    main(*sys.argv[1:])

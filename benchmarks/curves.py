@@ -1,6 +1,6 @@
 """Accuracy of RABO on validation alphabets, round by round, on the path a runtime takes.
 
-Usage: python benchmarks/curves.py OUT.json SEED [RUNTIME] (20 seconds on an H200)
+Usage: python -m benchmarks curves OUT.json SEED [RUNTIME] (20 seconds on an H200)
 """
 
 import json
@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
-from rabo.bench.rounds import CAPACITIES
+from benchmarks.rounds import CAPACITIES
 from rabo.runs.experiment import Experiment
 
 ROUNDS, EVERY = 60, 10
 
 
-def main() -> None:
-    out, seed, runtime = (*sys.argv[1:3], *sys.argv[3:], "auto")[:3]
+def main(out: str, seed: str, runtime: str = "auto") -> None:
     experiment = Experiment(
         task="few-shot",
         task_options={
@@ -39,7 +38,7 @@ def main() -> None:
     judged = [done for done in federation.run(ROUNDS) if "accuracy" in done.metrics]
     curve = [[r.round + 1, r.metrics["accuracy"], r.metrics["interval"]] for r in judged]
     found = {
-        "command": f"python benchmarks/curves.py OUT.json {seed} {runtime}",
+        "command": f"python -m benchmarks curves OUT.json {seed} {runtime}",
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "seconds": round(time.perf_counter() - start, 1),
@@ -47,7 +46,3 @@ def main() -> None:
     }
     Path(out).write_text(json.dumps(found, indent=1) + "\n")
     print(seed, [round(value, 3) for _, value, _ in curve], found["seconds"], flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """CPU time of a round of FedNest over a hand-written loop in plain PyTorch.
 
-Usage: OMP_NUM_THREADS=1 python benchmarks/fednest.py OUT.json [ROUNDS] (two minutes)
+Usage: OMP_NUM_THREADS=1 python -m benchmarks fednest OUT.json [ROUNDS] (two minutes)
+To measure another version of rabo, call the Python that has it installed.
 
 40 clients hold 100 images of 784 pixels each, half of them for g and half for f; 10 take part in a
 round. x is Linear(784, 200) and ReLU, y is Linear(200, 10). Clients take five local epochs. The
@@ -10,7 +11,6 @@ images are random: the benchmark measures time and equality, not accuracy.
 import json
 import random
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 import rabo
+from benchmarks.parts.timing import Setting, interleave, milliseconds, ratio
 from rabo.algorithms import FedNest
-from rabo.bench.timing import Setting, interleave, milliseconds, ratio
 from rabo.federation.federation import Federation
 from rabo.runs.experiment import versions
 from rabo.seeding import stream
@@ -91,7 +91,7 @@ def shares(skewed: bool, dtype: torch.dtype) -> list[Share]:
     return [Share(data(i), data(i)) for i in range(CLIENTS)]
 
 
-def federation(held: Sequence[Share], batch_size: int, method: FedNest) -> Federation:
+def federation(held: Sequence[Share], batch_size: int, method: Any) -> Federation:
     x, y = modules(held[0].inner[0].dtype)
     problem = rabo.Problem(
         inner=lambda z, y, data: g(y, z, data[1]),
@@ -379,21 +379,17 @@ def interval(times: Sequence[float], bar: Sequence[float]) -> list[float]:
     return [round(found[50], 3), round(found[-51], 3)]
 
 
-def main(out: str, rounds: int = 60) -> None:
+def main(out: str, rounds: str = "60") -> None:
     torch.set_num_threads(1)
     rows = []
     for batch_size in (64, 10):
         for skewed in (False, True):
-            rows.append(compare(batch_size, skewed, rounds))
+            rows.append(compare(batch_size, skewed, int(rounds)))
             print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
     found = {
         "what": "CPU milliseconds of a round of FedNest, median over rounds, both in turn",
-        "command": f"OMP_NUM_THREADS=1 python benchmarks/fednest.py OUT.json {rounds}",
+        "command": f"OMP_NUM_THREADS=1 python -m benchmarks fednest OUT.json {rounds}",
         "versions": versions(),
         "rows": rows,
     }
     Path(out).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))

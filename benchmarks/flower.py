@@ -2,6 +2,8 @@
 
 A round has the roll call and the two phases of RABO. The work itself is a few milliseconds; what a
 round takes in one process is printed beside it.
+
+Usage: python -m benchmarks flower
 """
 
 import os
@@ -11,7 +13,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
-from trial import Simulation, Trial
+from trial import Simulation, Trial  # pyright: ignore[reportMissingImports]
 
 from rabo.runs.experiment import Experiment
 
@@ -54,7 +56,3 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Trial(Path(folder, "trial")) as trial:
         times = stamps(trial, Path(folder, "out"), **task)
         report("deployment, 3 nodes", times)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,11 @@
 """Where the multiply-adds of a run go: features (convolutions) or the head, by phase.
 
-Usage: python benchmarks/multiply_adds.py OUT.json RUN ... (folders of few-shot runs; the first
+Usage: python -m benchmarks multiply_adds OUT.json RUN ... (folders of few-shot runs; the first
 round of each is done again on a CPU from its config.json, and its parts are weighed by what every
 phase took in the whole run; RABO_DATA)
 """
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from submodels import FOREVER
 
+from benchmarks.submodels import FOREVER
 from rabo.exchange import cost as metering
 from rabo.runs.experiment import recorded_experiment, versions
 
@@ -77,18 +76,12 @@ def shares(run: Path, spent: dict[str, dict[str, int]]) -> dict[str, dict[str, f
     return found
 
 
-def main(out: str, *runs: str) -> None:
+def main(out: str, first: str, *others: str) -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = {"versions": versions(), "per cent of a run": {}}
-    for run in runs:
+    for run in (first, *others):
         own = found["per cent of a run"][run] = shares(Path(run), measure(Path(run)))
         for phase, parts in own.items():
             told = ", ".join(f"{what} {share:.5f}" for what, share in parts.items())
             print(f"{run}, {phase}: {told}", flush=True)
         Path(out).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        raise SystemExit(__doc__)
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """Batch norm of few channels on a CPU: `rabo.models.rows` against the framework's.
 
-Usage: OMP_NUM_THREADS=1 python benchmarks/norms.py OUT.json (half a minute)
+Usage: OMP_NUM_THREADS=1 python -m benchmarks norms OUT.json (half a minute)
 """
 
 import json
@@ -51,17 +51,13 @@ def measure(number: int, channels: int, side: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(out: str) -> None:
     torch.set_num_threads(1)
     sizes = [(number, channels, side) for number, side in IMAGES for channels in CHANNELS]
     found = {
         "what": f"CPU milliseconds of a norm and its slopes, channels-last, the least of {TIMES}",
-        "command": "OMP_NUM_THREADS=1 python benchmarks/norms.py OUT.json",
+        "command": "OMP_NUM_THREADS=1 python -m benchmarks norms OUT.json",
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "rows": [measure(*size) for size in sizes],
     }
-    Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    Path(out).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Rounds on a GPU, the same recordings without the round around them, and one pass or two.
 
-Usage: python benchmarks/replays.py OUT.json [PART ...] (about two minutes on an H200)
+Usage: python -m benchmarks replays OUT.json [PART ...] (about two minutes on an H200)
 Rounds of which a PART is in the name, all without; measurements of curvature are left out.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from rabo.bench.rounds import CAPACITIES
-from rabo.bench.timing import Setting, interleave, milliseconds, ratio
-from rabo.bench.trial import Trial, trial_of
+from benchmarks.parts.timing import Setting, interleave, milliseconds, ratio
+from benchmarks.parts.trial import Trial, trial_of
+from benchmarks.rounds import CAPACITIES
 from rabo.runs.experiment import Experiment
 from rabo.tasks.few_shot import Representation
 
@@ -139,7 +139,7 @@ def difference() -> dict[str, float]:
     return {"after_1_round": float(gaps[0]), "after_5_rounds": float(gaps[-1])}
 
 
-def main() -> None:
+def main(out: str, *parts: str) -> None:
     found: dict[str, Any] = {
         "what": "rounds in turn, medians of 15 after 6 that are not counted (ms, the least, and "
         "the median over turns of the time over FedMBO's); the same recordings replayed at once, "
@@ -147,14 +147,14 @@ def main() -> None:
         "and ms for each alone); with support sets and queries in one pass or in two",
         "setting": "ResNet-12, ten clients, four 5-way 1-shot tasks each, glyphs; "
         f"{WIDE} channels, where Table 1 is said {TABLE_1}; mixed: capacities {CAPACITIES}",
-        "command": f"python benchmarks/replays.py OUT.json {' '.join(sys.argv[2:])}".strip(),
+        "command": f"python -m benchmarks replays OUT.json {' '.join(parts)}".strip(),
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "python": sys.version.split()[0]},
         "difference_of_x": difference(),
         "rows": [],
     }
     print(found["difference_of_x"], flush=True)
-    asked = [n for n in ROUNDS if any(part in n for part in sys.argv[2:] or [""])]
+    asked = [n for n in ROUNDS if any(part in n for part in parts or [""])]
     wide = [name for name in asked if "Table 1" not in name]
     for one_pass in (True, False):
         for names in (wide, [name for name in asked if name not in wide]):
@@ -162,8 +162,4 @@ def main() -> None:
             found["rows"] += rows
             for row in rows:
                 print(row, flush=True)
-            Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+            Path(out).write_text(json.dumps(found, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Recordings that share memory on a GPU: is x that of the plain path?
 
-Usage: python benchmarks/shared_memory.py (less than a minute on an H200)
+Usage: python -m benchmarks shared_memory (less than a minute on an H200)
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,3 @@ def main() -> None:
             for how, parts in (("own", room.PARTS), ("shared", 10**13)):
                 gap = (reached(algorithm, runtime, parts) - plain).norm() / plain.norm()
                 print(f"{algorithm}, {runtime}, {how} pools: {gap:.1e} from plain", flush=True)
-
-
-if __name__ == "__main__":
-    main()

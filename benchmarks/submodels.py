@@ -1,10 +1,9 @@
 """Accuracy of the submodels that clients train, each alone: all other channels are 0.
 
-Usage: python benchmarks/submodels.py RUN [TASKS] (the folder of a few-shot run of RABO or RAFBO,
+Usage: python -m benchmarks submodels RUN [TASKS] (the folder of a few-shot run of RABO or RAFBO,
 judged on the test tasks of that run as it stands in its last checkpoint; RABO_DATA)
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,3 @@ def main(run: str, tasks: str = "100") -> None:
     torch.set_num_threads(1)
     for name, (mean, interval) in measure(Path(run), int(tasks)).items():
         print(f"{name}: {100 * mean:.1f} ± {100 * interval:.1f}", flush=True)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) not in (2, 3):
-        raise SystemExit(__doc__)
-    main(*sys.argv[1:])

@@ -1,10 +1,9 @@
 """Accuracy of Table 1's tasks on the backbone that training starts from: what learning must beat.
 
-Usage: python benchmarks/untrained.py DATA_ROOT OUT.json (it took 52 minutes on a busy core)
+Usage: python -m benchmarks untrained DATA_ROOT OUT.json (it took 52 minutes on a busy core)
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,3 @@ def main(data_root: str, out: str) -> None:
         found[name] = measure(data_root, ways, shots)
         print(name, found[name], flush=True)
     Path(out).write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    main(*sys.argv[1:])

@@ -9,14 +9,16 @@ import importlib
 import inspect
 import json
 import re
+import sys
 import textwrap
 from functools import reduce
 from pathlib import Path
 
-from rabo.bench.report import table
 from rabo.cli.compare import exchanges_of_algorithms, papers_of_algorithms
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))
+from benchmarks.parts.report import table  # noqa: E402
 
 
 def on_page_markdown(markdown, page, config, files):

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rabo.cli.bench import bench
 from rabo.cli.check import check
 from rabo.cli.compare import compare_task, list_algorithms
 from rabo.cli.options import command_for
@@ -58,7 +57,6 @@ compare_app = typer.Typer(
 )
 app.add_typer(compare_app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms rabo")(list_algorithms)
-app.command(epilog="Example: rabo bench rounds --backbone resnet12 --quick")(bench)
 app.command(epilog="Example: rabo report runs/first")(report)
 app.command(epilog="Example: rabo check problem.py --clients 5")(check)
 app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)

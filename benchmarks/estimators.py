@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from rabo.bench.hypergradients import dense, flat, ours
-from rabo.bench.machine import Machine
-from rabo.bench.peers import Work, fresh
-from rabo.bench.problems import Case, few_shot, logistic
-from rabo.bench.report import Finding
-from rabo.bench.timing import Setting, interleave, ratio
+from benchmarks.hypergradients import dense, flat, ours
+from benchmarks.parts.machine import Machine
+from benchmarks.parts.peers import Work, fresh
+from benchmarks.parts.problems import Case, few_shot, logistic
+from benchmarks.parts.report import Finding
+from benchmarks.parts.timing import Setting, interleave, ratio
 from rabo.exchange.cost import measure as meter
 from rabo.hypergradients import (
     ConjugateGradient,
@@ -31,7 +31,7 @@ DEPTHS = (1, 3, 10, 30)
 
 
 def measure(setting: Setting, machine: Machine) -> Finding:
-    """Go deeper and deeper on problems A and B of `rabo bench hypergradients`."""
+    """Go deeper and deeper on problems A and B of the benchmark `hypergradients`."""
     make_a, make_b = partial(logistic, 200), partial(few_shot)
     if setting.quick:
         make_a, make_b = partial(logistic, 20), partial(few_shot, 4)

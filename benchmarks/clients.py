@@ -16,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rabo.bench.machine import Machine
-from rabo.bench.report import Finding, Target
-from rabo.bench.timing import Setting
+from benchmarks.parts.machine import Machine
+from benchmarks.parts.report import Finding, Target
+from benchmarks.parts.timing import Setting
 from rabo.federation.clients import Client, OnDemand
 from rabo.federation.federation import Federation
 from rabo.federation.solve import make_algorithm
 from rabo.problems.problem import Problem
 
+ROOT = Path(__file__).parents[1]
 NUMBERS = (10, 100, 1_000, 10_000)
 WIDTHS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 HIDDEN, FEATURES, CLASSES, ITEMS = 256, 64, 10, 16
@@ -102,9 +103,8 @@ def clients(number: int, device: str) -> OnDemand:
 
 
 def _in_new_process(number: int, setting: Setting) -> dict[str, Any]:
-    command = [sys.executable, "-c", "from rabo.bench.clients import main; main()"]
-    arguments = [str(number), json.dumps(setting)]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.clients", str(number), json.dumps(setting)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         raise OSError(f"{number} clients failed: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -133,3 +133,7 @@ def peak_bytes() -> int:
 def main() -> None:
     """Measure the number of clients that the command line says, in this process."""
     print(json.dumps(rounds_of(int(sys.argv[1]), Setting(*json.loads(sys.argv[2])))))
+
+
+if __name__ == "__main__":
+    main()

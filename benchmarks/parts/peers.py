@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from rabo.bench.problems import Case
+from benchmarks.parts.problems import Case
 
 NUM_ITERATIONS = 10
 Work = Callable[[], Sequence[Tensor]]

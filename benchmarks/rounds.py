@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from rabo.bench.machine import Machine
-from rabo.bench.report import Finding, Target
-from rabo.bench.timing import Setting, interleave, milliseconds, ratio
-from rabo.bench.trial import trial_of
+from benchmarks.parts.machine import Machine
+from benchmarks.parts.report import Finding, Target
+from benchmarks.parts.timing import Setting, interleave, milliseconds, ratio
+from benchmarks.parts.trial import trial_of
 from rabo.errors import lookup
 from rabo.runs.experiment import Experiment
 

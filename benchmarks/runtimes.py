@@ -1,10 +1,10 @@
 """Clients' work as it comes, recorded once and replayed, and equal clients as one."""
 
-from rabo.bench.machine import Machine
-from rabo.bench.report import Finding, Target
-from rabo.bench.rounds import CAPACITIES, few_shot
-from rabo.bench.timing import Setting, interleave, milliseconds, ratio
-from rabo.bench.trial import trial_of
+from benchmarks.parts.machine import Machine
+from benchmarks.parts.report import Finding, Target
+from benchmarks.parts.timing import Setting, interleave, milliseconds, ratio
+from benchmarks.parts.trial import trial_of
+from benchmarks.rounds import CAPACITIES, few_shot
 from rabo.tree import leaves
 
 ON_A_CPU = "on a CPU a recording is only work that is run again: the ratio says what that costs"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rabo.bench.timing import Setting, interleave
+from benchmarks.parts.timing import Setting, interleave
 from rabo.exchange.cost import Counter
 from rabo.runs.experiment import versions
 from rabo.tree import leaves

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd import grad
 
-from rabo.bench.machine import Machine
-from rabo.bench.peers import PEERS, Work, fresh
-from rabo.bench.problems import Case, Loss, few_shot, logistic
-from rabo.bench.report import Finding, Target
-from rabo.bench.timing import Setting, interleave, milliseconds, ratio
+from benchmarks.parts.machine import Machine
+from benchmarks.parts.peers import PEERS, Work, fresh
+from benchmarks.parts.problems import Case, Loss, few_shot, logistic
+from benchmarks.parts.report import Finding, Target
+from benchmarks.parts.timing import Setting, interleave, milliseconds, ratio
 from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from rabo.bench.machine import Machine
-from rabo.bench.report import Finding, Target
-from rabo.bench.timing import Setting, interleave, milliseconds, ratio
-from rabo.bench.trial import Trial
+from benchmarks.parts.machine import Machine
+from benchmarks.parts.report import Finding, Target
+from benchmarks.parts.timing import Setting, interleave, milliseconds, ratio
+from benchmarks.parts.trial import Trial
 from rabo.exchange.cost import measure as meter
 from rabo.hypergradients.linearisation import LINEARISATIONS, View
 from rabo.problems.problem import ClientProblem

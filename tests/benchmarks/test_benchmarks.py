@@ -3,20 +3,22 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from rabo.bench import BENCHMARKS, peers, rounds
-from rabo.bench.clients import peak_bytes
-from rabo.bench.hypergradients import contestants, dense, flat, plain
-from rabo.bench.machine import Machine, Traffic
-from rabo.bench.problems import few_shot, logistic
-from rabo.bench.report import Finding, Target, table
-from rabo.bench.timing import Setting, interleave, ratio
-from rabo.cli import app
+from benchmarks import rounds
+from benchmarks.__main__ import main
+from benchmarks.catalogue import MEASURED, SCRIPTS
+from benchmarks.clients import peak_bytes
+from benchmarks.hypergradients import contestants, dense, flat, plain
+from benchmarks.parts import peers
+from benchmarks.parts.machine import Machine, Traffic
+from benchmarks.parts.problems import few_shot, logistic
+from benchmarks.parts.report import Finding, Target, table
+from benchmarks.parts.timing import Setting, interleave, ratio
 
 COLUMNS = {
     "hypergradients": {"problem", "system", "version", "ms", "x plain", "rabo / it", "error"},
@@ -28,11 +30,10 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path):
-    arguments = ["bench", name, "--quick", "--repeats", "1", "--device", "cpu"]
-    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path, capsys):
+    arguments = [name, "--quick", "--repeats", "1", "--device", "cpu"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
     content = json.loads((tmp_path / f"{name}.json").read_text())
     assert content["benchmark"] == name
     assert content["setting"]["quick"]
@@ -43,7 +44,7 @@ def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path):
         ratios = [v for k, v in row.items() if k.startswith("x ") or k == "rabo / it"]
         assert all(v > 0 for v in ratios if v is not None)
     assert content["targets"] == []  # limits are not for problems so small
-    assert "min of one core" not in done.output
+    assert "min of one core" not in capsys.readouterr().out
     check = {
         "hypergradients": same_answers,
         "estimators": counted_products,
@@ -53,11 +54,11 @@ def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path):
     check.get(name, lambda rows: None)(content["rows"])
 
 
-def test_what_is_measured_in_full_says_how_long_it_takes_and_what_it_must_show(tmp_path):
-    asked = ["bench", "clients", "--clients", "50", "--repeats", "1", "--device", "cpu"]
-    done = CliRunner().invoke(app, [*asked, "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert f"clients (about {BENCHMARKS['clients'].minutes} min of one core)" in done.output
+def test_what_is_measured_in_full_says_how_long_it_takes_and_what_it_must_show(tmp_path, capsys):
+    asked = ["clients", "--clients", "50", "--repeats", "1", "--device", "cpu"]
+    assert main([*asked, "--out", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert f"clients (about {MEASURED['clients'].minutes} min of one core)" in output
     content = json.loads((tmp_path / "clients.json").read_text())
     assert [row["clients"] for row in content["rows"]] == [10]
     assert all(t["met"] == (t["value"] <= t["limit"]) for t in content["targets"])
@@ -66,7 +67,7 @@ def test_what_is_measured_in_full_says_how_long_it_takes_and_what_it_must_show(t
         "largest peak memory",
     ]
     for target in content["targets"]:
-        assert target["what"] in done.output
+        assert target["what"] in output
 
 
 def test_rounds_have_limits_in_milliseconds_where_these_were_set():
@@ -127,18 +128,40 @@ def rafbo_holds_less(rows):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["round"], 1, "Did you mean 'rounds'"),
-        (["rounds", "--backbone", "conv"], 1, "Did you mean 'conv4'"),
-        (["rounds", "--repeats", "0"], 2, "--repeats"),
-        (["rounds", "--threads", "0"], 2, "--threads"),
-    ],
+    ("words", "message"),
+    [(["round"], "Did you mean 'rounds'"), (["rounds", "--backbone", "conv"], "'conv4'")],
 )
-def test_a_wrong_argument_gives_one_clear_line(tmp_path, words, code, message):
-    done = CliRunner().invoke(app, ["bench", *words, "--quick", "--out", str(tmp_path)])
-    assert done.exit_code == code
-    assert message in " ".join(done.output.split())
+def test_an_unknown_name_is_an_error_with_the_nearest_known_name(words, message, tmp_path, capsys):
+    assert main([*words, "--quick", "--out", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--repeats", "--threads"])
+def test_a_number_out_of_range_is_an_error_that_names_the_option(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["rounds", option, "0"])
+    assert option in capsys.readouterr().err
+
+
+def test_every_benchmark_of_the_folder_is_listed(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split()[0] for line in lines if line.startswith("  ")}
+    folder = Path(__file__).parents[2] / "benchmarks"
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__", "catalogue"}
+    assert listed == files == MEASURED.keys() | SCRIPTS.keys()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_explains_its_arguments(name, capsys):
+    if name in ("adaptation", "convolutions"):
+        pytest.importorskip("triton")
+    if name == "flower":
+        pytest.importorskip("flwr")
+    assert main([name, "--help"]) == 0
+    assert f"python -m benchmarks {name}" in capsys.readouterr().out
+    takes_any_number = name in ("multiply_adds", "replays")
+    assert main([name, *([] if takes_any_number else ["too many"] * 9)]) == 2
 
 
 @pytest.mark.parametrize("make", [lambda: logistic(20), lambda: few_shot(4)])
@@ -194,7 +217,7 @@ def test_betty_is_called_with_the_arguments_of_its_release_0_2(monkeypatch):
 
 def test_the_peak_of_a_process_is_its_own_and_not_that_of_the_one_that_made_it():
     ballast = torch.ones(2**27)  # half a gigabyte
-    command = "from rabo.bench.clients import peak_bytes; print(peak_bytes())"
+    command = "from benchmarks.clients import peak_bytes; print(peak_bytes())"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, check=True)
     assert 0 < int(done.stdout) < peak_bytes() - ballast.nbytes / 2
 

@@ -1,0 +1,1 @@
+"""Benchmarks of rabo: one question per file. `python -m benchmarks` lists them."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 T = TypeVar("T")
 
@@ -38,11 +37,15 @@ class Counter(TorchDispatchMode):
     """Counts multiply-adds with torch's own formulas, and follows the bytes of live tensors.
 
     torch's FlopCounterMode hooks modules, which fails for gradients with respect to leaves; its
-    registry of formulas does not.
+    registry of formulas does not. The registry is imported here because it imports triton, which
+    takes 74 MB.
     """
 
     def __init__(self, held: int = 0):
+        from torch.utils.flop_counter import flop_registry
+
         super().__init__()
+        self._registry = flop_registry
         self.flops = 0
         self.now = self.peak = held
         self._alive: dict[int, _Followed] = {}
@@ -51,7 +54,7 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
-        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+        formula = _FORMULAS.get(packet) or self._registry.get(packet)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         for item in result if isinstance(result, (tuple, list)) else (result,):

@@ -1,4 +1,4 @@
-"""Convolutions of few channels on a GPU: `rabo.models.narrow` against the framework's.
+"""Convolutions of few channels on a GPU: own kernels against torch's.
 
 Usage: python -m benchmarks convolutions OUT.json (a minute on an H200, most of it to compile)
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rabo.models.narrow import _back, _convolve, _of_weight
+from rabo.models.kernels.narrow_convolution import _back, _convolve, _of_weight
 
 WIDTHS = ("32,64,128,256", "16,32,64,128", "8,16,32,64", "4,8,16,32", "2,4,8,16", "4,10,20,40")
 SIDES = (28, 14, 7, 3)

@@ -1,4 +1,4 @@
-"""Batch norm of few channels on a CPU: `rabo.models.rows` against the framework's.
+"""Batch norm of few channels on a CPU: `rabo.models.kernels.row_norm` against the framework's.
 
 Usage: OMP_NUM_THREADS=1 python -m benchmarks norms OUT.json (half a minute)
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rabo.models import rows
+from rabo.models.kernels import row_norm
 
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 20)
 IMAGES = ((95, 28), (60, 28), (95, 14), (59, 14), (95, 7))  # number and side
@@ -46,8 +46,8 @@ def measure(number: int, channels: int, side: int) -> dict[str, Any]:
         "channels": channels,
         "side": side,
         "framework": both_ways(lambda: F.batch_norm(images, None, None, weight, bias, True)),
-        "rows": both_ways(lambda: rows.normalise(images, weight, bias, 1e-5)),
-        "is_used": rows.pays(images),
+        "rows": both_ways(lambda: row_norm.normalise(images, weight, bias, 1e-5)),
+        "is_used": row_norm.pays(images),
     }
 
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from rabo.files import load_model, save_tensors, with_statistics
-from rabo.models import choice, convolutional
+from rabo.models import convolutional
 from rabo.models.convolutional import ResNet18
-from rabo.models.layout import side_by_side
+from rabo.models.kernels import dispatch
+from rabo.models.kernels.task_batching import side_by_side
 from rabo.runs.experiment import Experiment
 from rabo.seeding import stream
 
@@ -28,7 +29,7 @@ def test_channels_last_on_a_gpu_is_the_usual_order(monkeypatch):
         patch.setattr(convolutional, "channels_last", lambda images: images)
         usual = derivatives(net, images)
     on_cpu = derivatives(net, images)
-    monkeypatch.setattr(choice, "is_on_gpu", lambda images: True)
+    monkeypatch.setattr(dispatch, "is_on_gpu", lambda images: True)
     on_gpu = derivatives(net, images)
     torch.testing.assert_close(on_cpu, usual, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(on_gpu, usual, rtol=1e-6, atol=1e-9)
@@ -42,7 +43,7 @@ def test_an_evaluated_model_sees_training_statistics_on_a_gpu_too(monkeypatch):
     )
     params = {name: p.detach() for name, p in net.named_parameters()}
     expected = with_statistics(net, params, train.split(4))(test)
-    monkeypatch.setattr(choice, "is_on_gpu", lambda images: True)
+    monkeypatch.setattr(dispatch, "is_on_gpu", lambda images: True)
     found = with_statistics(net, params, train.split(4))
     torch.testing.assert_close(found(test), expected)
     alone = torch.cat([found(image) for image in test.split(1)])  # nothing of the batch is seen
@@ -77,7 +78,7 @@ def test_statistics_have_the_type_of_the_weights_and_are_loaded_so(dtype, tmp_pa
 
 @pytest.mark.parametrize("algorithm", ["dist-maml", "rabo"])
 def test_transforms_do_not_ask_for_layouts(algorithm, monkeypatch):
-    monkeypatch.setattr(choice, "is_on_gpu", lambda images: True)
+    monkeypatch.setattr(dispatch, "is_on_gpu", lambda images: True)
     monkeypatch.setenv("RABO_KERNELS", "reference")  # as on a GPU without Triton
     options = {"backbone": "conv4", "channels": "4", "queries": 2, "tasks": 2, "test_tasks": 2}
     experiment = Experiment(

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rabo.exchange.cost import measure
-from rabo.models import choice
+from rabo.models.kernels import dispatch
 from rabo.models.layers import Convolution
 
 triton = pytest.importorskip("triton")
-tl, divided = triton.language, importlib.import_module("rabo.models.narrow")._divided
+tl, divided = (
+    triton.language,
+    importlib.import_module("rabo.models.kernels.narrow_convolution")._divided,
+)
 
 
 @triton.jit
@@ -45,7 +48,7 @@ def usual(images, weight):
 @settings(max_examples=25, deadline=None)
 @given(shape=SHAPES, size=st.sampled_from([1, 3, 5]), layout=st.booleans())
 def test_it_is_the_usual_convolution_with_its_slopes(shape, size, layout):
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     number, channels, out, height, width = shape
     draw = torch.Generator().manual_seed(0)
@@ -59,19 +62,19 @@ def test_it_is_the_usual_convolution_with_its_slopes(shape, size, layout):
 
 
 def test_channels_and_pixels_beyond_a_tile_are_seen_tile_by_tile(monkeypatch, generator):
-    from rabo.models import narrow
+    from rabo.models.kernels import narrow_convolution
 
-    monkeypatch.setattr(narrow, "PIXELS", 16)
-    monkeypatch.setattr(narrow, "PROGRAMS", 8)  # shares of more than a tile
+    monkeypatch.setattr(narrow_convolution, "PIXELS", 16)
+    monkeypatch.setattr(narrow_convolution, "PROGRAMS", 8)  # shares of more than a tile
     images = torch.randn(3, 20, 5, 5, generator=generator)
     weight = torch.randn(40, 20, 3, 3, generator=generator)
-    found = slopes(narrow.convolve, images, weight, torch.float32)
+    found = slopes(narrow_convolution.convolve, images, weight, torch.float32)
     for f, t in zip(found, slopes(usual, images, weight, torch.float64), strict=True):
         torch.testing.assert_close(f.double(), t, rtol=1e-4, atol=1e-3)
 
 
 def test_images_in_bfloat16_have_weights_in_float32(generator):
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     images = torch.randn(4, 1, 6, 6, generator=generator).bfloat16().requires_grad_()
     weight = torch.randn(5, 1, 3, 3, generator=generator).requires_grad_()
@@ -100,21 +103,21 @@ def test_numbers_are_divided_exactly():
 
 @pytest.mark.parametrize("shape", [(4, 2, 3, 3), (4, 3, 2, 2), (4, 3, 3, 1)])
 def test_weights_that_do_not_fit_are_refused(shape):
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     with pytest.raises(ValueError, match="3 input channels, as the images, and a square window"):
         convolve(torch.rand(2, 3, 4, 4), torch.rand(shape))
 
 
 def test_precisions_that_kernels_do_not_have_are_refused():
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     with pytest.raises(ValueError, match=r"float32 or bfloat16, got torch.float64"):
         convolve(torch.rand(2, 3, 4, 4).double(), torch.rand(2, 3, 3, 3).double())
 
 
 def test_weights_may_be_in_the_precision_of_the_images_and_images_none(generator):
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     images = torch.randn(2, 3, 4, 4, generator=generator).bfloat16()
     weight = torch.randn(5, 3, 3, 3, generator=generator).bfloat16()
@@ -128,7 +131,7 @@ def test_weights_may_be_in_the_precision_of_the_images_and_images_none(generator
 
 
 def test_a_second_derivative_is_refused():
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     images = torch.rand(2, 3, 4, 4, requires_grad=True)
     weight = torch.rand(2, 3, 3, 3, requires_grad=True)
@@ -140,7 +143,7 @@ def test_a_second_derivative_is_refused():
 
 
 def test_it_costs_what_the_usual_convolution_costs(generator):
-    from rabo.models.narrow import convolve
+    from rabo.models.kernels.narrow_convolution import convolve
 
     images = torch.randn(4, 3, 6, 6, generator=generator)
     weight = torch.randn(5, 3, 3, 3, generator=generator)
@@ -161,11 +164,13 @@ def test_it_costs_what_the_usual_convolution_costs(generator):
     ],
 )
 def test_few_channels_have_kernels_of_their_own(channels, out, dtype, is_narrow, monkeypatch):
-    from rabo.models import narrow
+    from rabo.models.kernels import narrow_convolution
 
     seen = []
-    monkeypatch.setattr(choice, "has_kernels", lambda _: True)
-    monkeypatch.setattr(narrow, "convolve", lambda i, w: seen.append(1) or usual(i, w.to(i.dtype)))
+    monkeypatch.setattr(dispatch, "has_kernels", lambda _: True)
+    monkeypatch.setattr(
+        narrow_convolution, "convolve", lambda i, w: seen.append(1) or usual(i, w.to(i.dtype))
+    )
     Convolution(channels, out, 3)(torch.rand(2, channels, 4, 4, dtype=dtype))
     assert bool(seen) is is_narrow
     images = torch.rand(2, 1, 4, 4)

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rabo.models import rows
 from rabo.models.convolutional import Conv4
+from rabo.models.kernels import row_norm
 from rabo.models.layers import norm
 
 
@@ -23,7 +23,7 @@ def usual(images, weight, bias):
 
 
 def fast(images, weight, bias):
-    return rows.normalise(images, weight, bias, 1e-5)
+    return row_norm.normalise(images, weight, bias, 1e-5)
 
 
 @settings(deadline=None)
@@ -93,11 +93,11 @@ def test_a_graph_of_any_number_of_images_can_be_exported():
 )
 def test_it_is_for_few_channels_of_many_pixels(channels, pays, monkeypatch):
     images = torch.rand(60, channels, 28, 28).contiguous(memory_format=torch.channels_last)
-    assert rows.pays(images) is pays
-    assert not rows.pays(images[:1])
-    assert not rows.pays(images.contiguous())
+    assert row_norm.pays(images) is pays
+    assert not row_norm.pays(images[:1])
+    assert not row_norm.pays(images.contiguous())
     seen = []
-    monkeypatch.setattr(rows, "normalise", lambda i, *_: seen.append(1) or i)
+    monkeypatch.setattr(row_norm, "normalise", lambda i, *_: seen.append(1) or i)
     norm(channels)(images)
     assert bool(seen) is pays
 
@@ -109,7 +109,7 @@ def test_a_backbone_is_what_it_was(monkeypatch, generator):
     found = []
     for is_on in (True, False):
         if not is_on:
-            monkeypatch.setattr(rows, "pays", lambda _: False)
+            monkeypatch.setattr(row_norm, "pays", lambda _: False)
         z = backbone(images)
         found.append([z, *torch.autograd.grad(z.square().sum(), list(backbone.parameters()))])
     for fast, plain in zip(*found, strict=True):

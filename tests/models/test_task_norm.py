@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import vmap
 
-from rabo.models import choice, layers
+from rabo.models import layers
 from rabo.models.convolutional import Conv4, ResNet12
-from rabo.models.layout import side_by_side
+from rabo.models.kernels import dispatch
+from rabo.models.kernels.task_batching import side_by_side
 
 triton = pytest.importorskip("triton")
 
@@ -19,14 +19,13 @@ COMPILE = """
 from itertools import product
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from rabo.models import kernels, narrow
-from rabo.models.adapted import convolution, normalisation
+from rabo.models.kernels import narrow_convolution, task_norm
 
 FLOATS = ("slope", "eps")
 COUNTS = ("sets", "first", "pixels", "tasks", "channels", "size", "share", "shares", "height")
-COUNTS += ("width", "out", "of_in", "of_out", "of_task")
+COUNTS += ("width", "out", "of_in", "of_out")
 
-def check(module, name, images, floats, numbers={}, capability=90, **fixed):
+def check(module, name, images, floats, numbers={}, **fixed):
     kernel = getattr(module, name)
     fixed = {p: fixed.get(p, getattr(module, p, None)) for p in kernel.arg_names if p.isupper()}
     for precision in ("*fp32", "*bf16") if images else ("*fp32",):
@@ -37,39 +36,20 @@ def check(module, name, images, floats, numbers={}, capability=90, **fixed):
         types |= dict.fromkeys(known, "constexpr")
         source = ASTSource(kernel, types, {(list(types).index(p),): v for p, v in known.items()})
         options = {"num_warps": module.WARPS, "num_stages": fixed.get("STAGES", 1)}
-        made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert made.asm["cubin"], name
-        assert made.metadata.shared <= (99 if capability == 86 else 227) * 1024, (name, fixed)
+        assert made.metadata.shared <= 227 * 1024, (name, fixed)
 
 IMAGES = ("input", "beside", "out", "slope_out", "into", "of_beside")
 for name in ("_add_up", "_apply", "_add_up_slopes", "_apply_slopes"):
-    for beside in (True, False) if "BESIDE" in getattr(kernels, name).arg_names else (True,):
-        for own in (True, False):
-            check(kernels, name, IMAGES, FLOATS, BESIDE=beside, OWN=own)
+    for beside in (True, False) if "BESIDE" in getattr(task_norm, name).arg_names else (True,):
+        check(task_norm, name, IMAGES, FLOATS, BESIDE=beside)
 # numbers that are one are known when a kernel is compiled
 for size, channels in product((1, 3), ({}, {"channels": 1})):
-    given = narrow, ("images", "slope", "found"), (), channels
-    check(given[0], "_weights", *given[1:], SIZE=size)
+    given = ("images", "slope", "found"), (), channels
+    check(narrow_convolution, "_weights", *given, SIZE=size)
     for back in (True, False):
-        check(given[0], "_windows", *given[1:], BACK=back, SIZE=size)
-    for even in (False,) if channels else (False, True):
-        how = {"SIZE": size, "EVEN": even, "PIXELS": convolution.SUMMED}
-        for depth in (1, 2) if even else (1,):  # tiles
-            how |= {"DEPTH": depth * convolution.DEPTH, "STAGES": convolution.STAGES}
-            halves = ("images", "slope") if even else ()
-            check(convolution, "_slopes", halves, (), channels, **how)
-        how = {"SIZE": size, "EVEN": even, "STAGES": convolution.STAGES if even else 1}
-        for back in (True, False):
-            check(convolution, "_products", (), (), channels, BACK=back, **how)
-# cards with less memory for a program
-STAGES = convolution.STAGES
-check(convolution, "_products", (), (), BACK=False, SIZE=3, EVEN=True, STAGES=STAGES, capability=86)
-check(convolution, "_products", (), (), BACK=True, SIZE=5, EVEN=False, STAGES=1, capability=86)
-how = {"PIXELS": convolution.SUMMED, "EVEN": True, "SIZE": 3, "STAGES": STAGES, "capability": 86}
-check(convolution, "_slopes", ("images", "slope"), (), DEPTH=2 * convolution.DEPTH, **how)
-for name, beside in product(("_add_up_twice", "_apply_twice"), (True, False)):
-    tiles = {"PIXELS": kernels.PIXELS, "SHARES": kernels.SHARES}
-    check(normalisation, name, IMAGES, FLOATS, BESIDE=beside, **tiles)
+        check(narrow_convolution, "_windows", *given, BACK=back, SIZE=size)
 """
 
 
@@ -106,7 +86,7 @@ def reference(images, beside, weight, bias, tasks, slope, eps, first=0):
 def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
     shape, tasks, first, has_beside, slope, layout, generator
 ):
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     draw = torch.randn(*shape, generator=generator), torch.randn(*shape, generator=generator)
     images, beside = ((3 + 2 * t).contiguous(memory_format=layout) for t in draw)
@@ -127,7 +107,7 @@ def test_a_fused_norm_and_its_slopes_are_those_of_the_layers(
 
 
 def test_images_in_bfloat16_have_statistics_in_float32(generator):
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     images, beside = (3 + 2 * torch.randn(2, 60, 3, 4, 4, generator=generator)).bfloat16()
     weight = torch.rand(3, generator=generator) + 0.5
@@ -154,10 +134,10 @@ def test_images_in_bfloat16_have_statistics_in_float32(generator):
 
 @pytest.mark.parametrize("first", [0, 1, 4])
 def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(first, monkeypatch, generator):
-    from rabo.models import kernels
+    from rabo.models.kernels import task_norm
 
-    monkeypatch.setattr(kernels, "PIXELS", 8)
-    monkeypatch.setattr(kernels, "SHARES", 4)  # of 45 pixels: two tiles each
+    monkeypatch.setattr(task_norm, "PIXELS", 8)
+    monkeypatch.setattr(task_norm, "SHARES", 4)  # of 45 pixels: two tiles each
     images = torch.randn(10, 3, 3, 3, generator=generator).requires_grad_()
     ones, zeros = torch.ones(3), torch.zeros(3)
     towards = torch.cos(torch.arange(images.numel(), dtype=torch.float32)).reshape(images.shape)
@@ -165,7 +145,7 @@ def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(first, monkeypatch
         [out, *torch.autograd.grad(out, [images], towards)]
         for out in (
             f(images, None, ones, zeros, 2, 0.1, 1e-5, first)
-            for f in (kernels.normalise, reference)
+            for f in (task_norm.normalise, reference)
         )
     )
     for a, b in zip(found, true, strict=True):
@@ -175,7 +155,7 @@ def test_many_pixels_are_seen_share_by_share_and_tile_by_tile(first, monkeypatch
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which is numpy
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e25])
 def test_what_is_not_finite_stays_so(wrong):
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     images = torch.rand(4, 2, 3, 3)
     images[1, 0, 1, 1] = wrong
@@ -186,7 +166,7 @@ def test_what_is_not_finite_stays_so(wrong):
 
 @pytest.mark.parametrize("shape", [(5, 3, 2, 2), (0, 3, 2, 2), (2, 3, 1, 1)])
 def test_images_that_do_not_fit_the_tasks_are_refused(shape):
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     with pytest.raises(ValueError, match="multiple of 2 tasks"):
         normalise(torch.rand(shape), None, torch.ones(3), torch.ones(3), 2, 1.0, 1e-5)
@@ -194,7 +174,7 @@ def test_images_that_do_not_fit_the_tasks_are_refused(shape):
 
 @pytest.mark.parametrize(("number", "first"), [(4, 1), (6, 2), (6, 3)])
 def test_a_set_apart_must_have_statistics_too(number, first):
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     images = torch.rand(number, 3, 1, 1)
     with pytest.raises(ValueError, match=f"{first} images set apart"):
@@ -202,7 +182,7 @@ def test_a_set_apart_must_have_statistics_too(number, first):
 
 
 def test_what_is_beside_must_have_the_shape_of_the_images():
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     images, ones = torch.rand(4, 3, 2, 2), torch.ones(3)
     with pytest.raises(ValueError, match="beside must have the shape"):
@@ -210,23 +190,18 @@ def test_what_is_beside_must_have_the_shape_of_the_images():
 
 
 def test_where_kernels_do_not_run_the_usual_layers_are_used_and_it_is_said(monkeypatch):
-    from rabo.models import kernels
-    from rabo.models.adapted import trial
+    from rabo.models.kernels import task_norm
 
     def fail(*_):
         raise RuntimeError("no compiler")
 
-    run, here = choice._kernels_run, torch.device("cpu")
-    attempts = (choice._try_usual, choice._try_adapted)
+    run, here = dispatch._kernels_run, torch.device("cpu")
     run.cache_clear()
-    assert all(run(here, "", attempt) for attempt in attempts)
-    assert vmap(lambda t: t * run(here, "float32", attempts[1]))(torch.ones(2)).all()
+    assert run(here, "")
     run.cache_clear()
-    monkeypatch.setattr(kernels, "normalise", fail)
-    monkeypatch.setattr(trial, "_sums", fail)
-    for attempt in attempts:
-        with pytest.warns(UserWarning, match=r"do not run here \(RuntimeError: no compiler\)"):
-            assert not run(here, "", attempt)
+    monkeypatch.setattr(task_norm, "normalise", fail)
+    with pytest.warns(UserWarning, match=r"do not run here \(RuntimeError: no compiler\)"):
+        assert not run(here, "")
     run.cache_clear()
 
 
@@ -235,7 +210,7 @@ def test_derivatives_that_kernels_do_not_have_take_the_usual_layers():
     seen = []
 
     def watch(t):
-        seen.append(choice.is_transformed())
+        seen.append(dispatch.is_transformed())
         return t.sum()
 
     watch(torch.ones(2))
@@ -248,7 +223,7 @@ def test_derivatives_that_kernels_do_not_have_take_the_usual_layers():
 
 
 def test_a_large_mean_does_not_swallow_the_variance(generator):
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     images = 1000 + torch.rand(8, 3, 5, 5, generator=generator)
     ones, zeros = torch.ones(3), torch.zeros(3)
@@ -267,7 +242,7 @@ def test_a_backbone_with_kernels_is_the_one_without(make, size, first, monkeypat
     images = torch.rand(tasks * 6, 1, size, size, generator=generator)
 
     def found(has_kernels):
-        monkeypatch.setattr(choice, "has_kernels", lambda _: has_kernels)
+        monkeypatch.setattr(dispatch, "has_kernels", lambda _: has_kernels)
         with side_by_side(tasks, first):
             z = backbone(images)
         loss = (z * torch.cos(torch.arange(z.numel()).reshape(z.shape))).sum()
@@ -290,7 +265,7 @@ def test_a_wide_backbone_with_kernels_is_the_one_without_to_the_digits_of_bfloat
     images = torch.rand(tasks * 20, 1, 16, 16, generator=generator)
 
     def found(has_kernels):
-        monkeypatch.setattr(choice, "has_kernels", lambda _: has_kernels)
+        monkeypatch.setattr(dispatch, "has_kernels", lambda _: has_kernels)
         with side_by_side(tasks):
             z = backbone(images)
         [slope] = torch.autograd.grad(z.square().sum(), [backbone[8].weight])
@@ -317,11 +292,11 @@ def test_kernels_that_there_are_not_are_refused(monkeypatch):
 def test_kernels_are_for_tasks_side_by_side_on_a_gpu():
     images = torch.rand(4, 1, 28, 28)
     with side_by_side(2):
-        assert not choice.has_kernels(images)
+        assert not dispatch.has_kernels(images)
 
 
 def test_a_second_derivative_through_a_kernel_is_refused():
-    from rabo.models.kernels import normalise
+    from rabo.models.kernels.task_norm import normalise
 
     images = torch.rand(4, 3, 2, 2, requires_grad=True)
     out = normalise(images, None, torch.ones(3), torch.zeros(3), 2, 0.1, 1e-5)

@@ -12,7 +12,7 @@ from rabo.algorithms.simultaneous import Triple, directions, view_at
 from rabo.exchange.state import spread
 from rabo.hypergradients import ConjugateGradient, Neumann, Unrolled
 from rabo.models.convolutional import Conv4, ResNet12
-from rabo.models.layout import layout
+from rabo.models.kernels.task_batching import layout
 from rabo.problems.bilevel import Batch, features_of
 from rabo.pruning.policies import Random, Whole
 from rabo.runs.experiment import Experiment, run

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rabo.models.choice import is_transformed
+from rabo.models.kernels.dispatch import is_transformed
 from rabo.models.layers import Average, Convolution, Features, average, channels_last, norm
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rabo.models import choice, rows
-from rabo.models.layout import layout, side_by_side
+from rabo.models.kernels import dispatch, row_norm
+from rabo.models.kernels.task_batching import layout, side_by_side
 
 WIDE = 16  # channels of the first layer from which convolutions are in bfloat16
 NARROW = 512  # input times output channels up to which convolutions have kernels of their own
@@ -24,15 +24,13 @@ class TaskNorm(nn.BatchNorm2d):
         tasks, first = layout()
         if self._keeps_statistics():
             return super().forward(input)
-        if tasks == 1 and not first and choice.adapts(input):
-            return self.activated(input, slope=1.0)
-        if first and not choice.has_kernels(input):
+        if first and not dispatch.has_kernels(input):
             sets = input[: first * tasks], input[first * tasks :]
             with side_by_side(tasks):
                 return torch.cat([self(images) for images in sets])
         if tasks == 1:
             return self._of_one_task(input)
-        if choice.has_kernels(input):
+        if dispatch.has_kernels(input):
             return self.activated(input, slope=1.0)
         shape = (input.shape[0] // tasks, tasks * input.shape[1], *input.shape[2:])
         weight, bias = self.weight.repeat(tasks), self.bias.repeat(tasks)
@@ -45,21 +43,17 @@ class TaskNorm(nn.BatchNorm2d):
         if _lies_channels_last(input):  # of which cuDNN's own norm is slower
             norm = torch.native_batch_norm
             return norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps)[0]
-        if not choice.is_transformed() and not choice.is_traced() and rows.pays(input):
-            return rows.normalise(input, self.weight, self.bias, self.eps)
+        if not dispatch.is_transformed() and not dispatch.is_traced() and row_norm.pays(input):
+            return row_norm.normalise(input, self.weight, self.bias, self.eps)
         return super().forward(input)
 
     def activated(self, input: Tensor, slope: float, beside: Tensor | None = None) -> Tensor:
         """Return leaky(norm(input) + beside)."""
         tasks, first = layout()
-        if choice.has_kernels(input) and not self._keeps_statistics():
-            from rabo.models.kernels import normalise
+        if dispatch.has_kernels(input) and not self._keeps_statistics():
+            from rabo.models.kernels.task_norm import normalise
 
             return normalise(input, beside, self.weight, self.bias, tasks, slope, self.eps, first)
-        if tasks == 1 and not first and choice.adapts(input) and not self._keeps_statistics():
-            from rabo.models import adapted
-
-            return adapted.normalise(input, beside, self.weight, self.bias, slope, self.eps)
         out = self(input)
         return F.leaky_relu(out if beside is None else out + beside, slope)
 
@@ -77,17 +71,21 @@ class Features(nn.Sequential):
     """Layers on images, in the order in memory that suits their kernels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if choice.has_kernels(input):
+        if dispatch.has_kernels(input):
             images = channels_last(input)
             return super().forward(images.to(self._precision(images))).to(input.dtype)
-        if choice.is_on_gpu(input) or layout().tasks > 1 or choice.is_transformed():
+        if dispatch.is_on_gpu(input) or layout().tasks > 1 or dispatch.is_transformed():
             return super().forward(input)
         return super().forward(channels_last(input))
 
     def _precision(self, images: Tensor) -> torch.dtype:
         """Return in what images and weights are kept; sums and statistics are in float32."""
         is_wide = len(next(self.parameters())) >= WIDE
-        if is_wide and choice.wanted_kernels() != "float32" and choice.has_bfloat16(images.device):
+        if (
+            is_wide
+            and dispatch.wanted_kernels() != "float32"
+            and dispatch.has_bfloat16(images.device)
+        ):
             return torch.bfloat16
         return images.dtype
 
@@ -100,29 +98,24 @@ class Convolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         weight, laid = self.weight, cast(Any, _Laid.apply)
-        if choice.has_kernels(input):
+        if dispatch.has_kernels(input):
             if self._is_narrow(input):
-                from rabo.models.narrow import convolve
+                from rabo.models.kernels.narrow_convolution import convolve
 
                 return convolve(input, weight)
             weight = laid(weight, input.dtype)
-        elif choice.adapts(input) and self.stride == (1, 1) and weight.shape[2] % 2 == 1:
-            from rabo.models import adapted
-
-            half = choice.wanted_kernels() != "float32" and choice.has_bfloat16(input.device)
-            return adapted.convolve(input, weight, half)
         elif _lies_channels_last(input):
             weight = weight.contiguous(memory_format=torch.channels_last)
         return self._conv_forward(input, weight, None)
 
     def _is_narrow(self, input: Tensor) -> bool:
-        """Say whether kernels for few channels are faster (measured: docs/performance.md).
+        """Say whether kernels for few channels are faster (measured: benchmarks/README.md).
 
         They multiply float32 as TF32, where that is allowed.
         """
         out, channels, size = self.weight.shape[:3]  # those of a submodel
         if input.dtype == torch.float32:
-            few = channels * out <= NARROW and choice.has_tf32()
+            few = channels * out <= NARROW and dispatch.has_tf32()
         else:
             few = channels == 1
         return few and self.stride == (1, 1) and size % 2 == 1
@@ -131,6 +124,7 @@ class Convolution(nn.Conv2d):
 class _Laid(torch.autograd.Function):
     """A weight as its convolution wants it, once for both directions; its slope as it is kept."""
 
+    # torch's stubs declare any arguments, a function has its own
     @staticmethod
     def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
         ctx.dtype = weight.dtype
@@ -143,7 +137,7 @@ class _Laid(torch.autograd.Function):
 
 def _lies_channels_last(images: Tensor) -> bool:
     """Say so of images on a GPU, where a transform does not forbid to ask."""
-    if not choice.is_on_gpu(images) or choice.is_transformed():
+    if not dispatch.is_on_gpu(images) or dispatch.is_transformed():
         return False
     return images.is_contiguous(memory_format=torch.channels_last)
 
@@ -165,6 +159,6 @@ class Average(nn.AdaptiveAvgPool2d):
 
 def average(input: Tensor) -> Tensor:
     """Take the mean over space; under vmap torch's own has no rule for channels-last."""
-    if choice.is_transformed():
+    if dispatch.is_transformed():
         return input.mean(dim=(-2, -1), keepdim=True)
     return F.adaptive_avg_pool2d(input, 1)

@@ -18,9 +18,9 @@ from rabo.errors import lookup
 from rabo.exchange.budgets import Resources
 from rabo.federation.clients import Client
 from rabo.federation.ledger import Ledger
-from rabo.models.choice import has_kernels
 from rabo.models.convolutional import Conv4, ResNet12
-from rabo.models.layout import side_by_side
+from rabo.models.kernels.dispatch import has_kernels
+from rabo.models.kernels.task_batching import side_by_side
 from rabo.problems.bilevel import Batch
 from rabo.problems.problem import ClientProblem, Problem
 from rabo.seeding import seed_of, stream

@@ -191,6 +191,7 @@ def _windows(
         k = start + tl.arange(0, DEPTH)
         c, place, dc = _columns(k, channels, width, SIZE)
         known = (place < SIZE)[:, None] & (n < out)[None, :]
+        # Triton unrolls the loop; its class has no __iter__ in our stubs
         for row in tl.static_range(SIZE):  # pyright: ignore[reportGeneralTypeIssues]
             dr = row - SIZE // 2
             seen = _seen(images, p, line, column, k, dc, dr, height, width, channels, SIZE)

@@ -36,6 +36,7 @@ def normalise(input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
 
 
 class _Norm(torch.autograd.Function):
+    # torch's stubs declare any arguments, a function has its own
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:  # type: ignore[override]
         rows, fold = _rows(input)

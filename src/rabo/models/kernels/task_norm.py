@@ -3,8 +3,7 @@
 Kernels for channels-last images on a GPU, in Triton. The images of all tasks lie in turn, as
 `side_by_side` has them: task t owns images t, t + T, t + 2T, ... Its first ones may be a set of
 their own, with other statistics than the rest. A program sees one set of one task, some channels
-and a share of the pixels: sums of all shares are added up where they are used. Tasks with weights
-of their own (`own`) lie one after the other, and have slopes of their own.
+and a share of the pixels: sums of all shares are added up where they are used.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false
@@ -53,14 +52,14 @@ def normalise(
             f"beside must have the shape of the images, {tuple(input.shape)}, got "
             f"{tuple(beside.shape)}"
         )
-    return _normalise(input, beside, weight, bias, tasks, slope, eps, first, False)[0]
+    return _normalise(input, beside, weight, bias, tasks, slope, eps, first)[0]
 
 
 @torch.library.custom_op(
     "rabo::normalise",
     mutates_args=(),
     schema="(Tensor input, Tensor? beside, Tensor weight, Tensor bias, int tasks, float slope, "
-    "float eps, int first, bool own) -> (Tensor, Tensor, Tensor)",
+    "float eps, int first) -> (Tensor, Tensor, Tensor)",
 )
 def _normalise(
     input: Tensor,
@@ -71,7 +70,6 @@ def _normalise(
     slope: float,
     eps: float,
     first: int,
-    own: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what is asked for, then means and inverse deviations by set, task and channel."""
     input, weight, bias = _last(input), weight.contiguous(), bias.contiguous()
@@ -79,10 +77,10 @@ def _normalise(
     grid, numbers, sums = _plan(input, tasks, first)
     out = torch.empty_like(input)
     mean, scale = (sums.new_empty(grid[0], input.shape[1]) for _ in range(2))
-    _add_up[grid](input, sums, *numbers, own, CHANNELS, PIXELS, num_warps=WARPS)
+    _add_up[grid](input, sums, *numbers, CHANNELS, PIXELS, num_warps=WARPS)
     _apply[grid](
         input, beside, weight, bias, sums, out, mean, scale, slope, eps, *numbers,
-        beside is not None, own, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
+        beside is not None, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
     )  # fmt: skip
     return out, mean, scale
 
@@ -91,7 +89,7 @@ def _normalise(
     "rabo::normalise_backward",
     mutates_args=(),
     schema="(Tensor slope_out, Tensor input, Tensor? out, Tensor weight, Tensor bias, Tensor mean, "
-    "Tensor scale, float slope, int tasks, int first, bool own) -> (Tensor, Tensor, Tensor)",
+    "Tensor scale, float slope, int tasks, int first) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
     slope_out: Tensor,
@@ -104,7 +102,6 @@ def _backward(
     slope: float,
     tasks: int,
     first: int,
-    own: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return slopes in input, in beside, and in bias and weight; `out` is given where something is
     beside.
@@ -118,18 +115,17 @@ def _backward(
         of_beside = torch.empty_like(input)
     given = (slope_out, input, out, weight, bias, mean, scale)
     _add_up_slopes[grid](
-        *given, sums, slope, *numbers, has_beside, own, CHANNELS, PIXELS, num_warps=WARPS
+        *given, sums, slope, *numbers, has_beside, CHANNELS, PIXELS, num_warps=WARPS
     )
     _apply_slopes[grid](
         *given, sums, into, of_beside, slope, *numbers,
-        has_beside, own, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
+        has_beside, CHANNELS, PIXELS, SHARES, num_warps=WARPS,
     )  # fmt: skip
-    by_task = (-1, tasks, 2) if own else (-1, 2)
-    return into, of_beside, sums.reshape(*by_task, input.shape[1]).sum(dim=0)
+    return into, of_beside, sums.reshape(-1, 2, input.shape[1]).sum(dim=0)
 
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
-    input, beside, weight, bias, tasks, slope, _, first, _ = inputs
+    input, beside, weight, bias, tasks, slope, _, first = inputs
     out, mean, scale = output
     kept = None if beside is None else out  # its sign; without a residual it is computed again
     ctx.save_for_backward(input, kept, weight, bias, mean, scale)
@@ -139,9 +135,9 @@ def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
 
 def _pull_back(ctx: Any, slope_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     input, out, weight, bias, mean, scale = ctx.saved_tensors
-    found = _backward(slope_out, input, out, weight, bias, mean, scale, *ctx.numbers, False)
+    found = _backward(slope_out, input, out, weight, bias, mean, scale, *ctx.numbers)
     into, of_beside, (of_bias, of_weight) = found
-    return into, None if out is None else of_beside, of_weight, of_bias, *[None] * 5
+    return into, None if out is None else of_beside, of_weight, of_bias, *[None] * 4
 
 
 _normalise.register_autograd(_pull_back, setup_context=_keep)
@@ -176,20 +172,16 @@ def _bounds(first, pixels, tasks, share):
 
 
 @triton.jit
-def _place(p, t, pixels, tasks, size, OWN: tl.constexpr):
-    """Return where a pixel of a task lies: tasks lie in turn, or one after the other."""
-    if OWN:
-        return t * pixels + p
+def _place(p, t, tasks, size):
+    """Return where a pixel of a task lies: the images of tasks lie in turn."""
     return ((p // size) * tasks + t) * size + p % size
 
 
 @triton.jit
-def _tile(
-    start, end, t, c, pixels, tasks, channels, size, OWN: tl.constexpr, PIXELS: tl.constexpr
-):  # fmt: skip
+def _tile(start, end, t, c, tasks, channels, size, PIXELS: tl.constexpr):
     """Return which of some pixels and channels there are, and where they lie."""
     p = start + tl.arange(0, PIXELS)
-    row = _place(p, t, pixels, tasks, size, OWN)
+    row = _place(p, t, tasks, size)
     inside = (p < end)[:, None] & (c < channels)[None, :]
     return inside, row.to(tl.int64)[:, None] * channels + c[None, :]
 
@@ -207,17 +199,16 @@ def _row(values, start, c, channels):
 
 
 @triton.jit
-def _origin(input, low, t, c, pixels, tasks, channels, size, OWN: tl.constexpr):
+def _origin(input, low, t, c, tasks, channels, size):
     """Return the first pixel of a set, in all channels."""
-    row = _place(low, t, pixels, tasks, size, OWN)
+    row = _place(low, t, tasks, size)
     return _row(input, row.to(tl.int64) * channels, c, channels)
 
 
 @triton.jit
-def _affine(weight, bias, t, c, channels, OWN: tl.constexpr):
-    """Return weights and biases of all channels, a task's own if it has such."""
-    start = t * channels if OWN else 0
-    return _row(weight, start, c, channels), _row(bias, start, c, channels)
+def _affine(weight, bias, c, channels):
+    """Return weights and biases of all channels."""
+    return _row(weight, 0, c, channels), _row(bias, 0, c, channels)
 
 
 @triton.jit
@@ -240,18 +231,18 @@ def _total(sums, c, sets, channels, shares, SHARES: tl.constexpr):
 @triton.jit(do_not_specialize=_PLAIN)
 def _add_up(
     input, sums, sets, first, pixels, tasks, channels, size, share, shares,
-    OWN: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Add up pixels and their squares, from the first pixel of the set, which takes a large mean
     away before it is squared.
     """
     t, c = tl.program_id(0) % tasks, tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     low, _, begin, end = _bounds(first, pixels, tasks, share)
-    origin = _origin(input, low, t, c, pixels, tasks, channels, size, OWN)
+    origin = _origin(input, low, t, c, tasks, channels, size)
     one = tl.zeros([PIXELS, CHANNELS], tl.float32)
     two = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for start in range(begin, end, PIXELS):
-        inside, at = _tile(start, end, t, c, pixels, tasks, channels, size, OWN, PIXELS)
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
         value = tl.where(inside, _load(input, at, inside) - origin, 0.0)
         one += value
         two += value * value
@@ -262,7 +253,7 @@ def _add_up(
 def _apply(
     input, beside, weight, bias, sums, out, mean, scale, slope, eps,
     sets, first, pixels, tasks, channels, size, share, shares,
-    BESIDE: tl.constexpr, OWN: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
     SHARES: tl.constexpr,
 ):  # fmt: skip
     t, c = tl.program_id(0) % tasks, tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -272,14 +263,14 @@ def _apply(
     # NaN stays NaN: what diverges must be seen
     variance = tl.maximum(two - one * one, 0.0, propagate_nan=tl.PropagateNan.ALL)
     inverse = 1 / tl.sqrt(variance + eps)[None, :]
-    centre = one[None, :] + _origin(input, low, t, c, pixels, tasks, channels, size, OWN)
+    centre = one[None, :] + _origin(input, low, t, c, tasks, channels, size)
     if tl.program_id(2) == 0:
         into = tl.program_id(0) * channels + c[None, :]
         tl.store(mean + into, centre, mask=(c < channels)[None, :])
         tl.store(scale + into, inverse, mask=(c < channels)[None, :])
-    w, b = _affine(weight, bias, t, c, channels, OWN)
+    w, b = _affine(weight, bias, c, channels)
     for start in range(begin, end, PIXELS):
-        inside, at = _tile(start, end, t, c, pixels, tasks, channels, size, OWN, PIXELS)
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
         unit = (_load(input, at, inside) - centre) * inverse
         value = unit * w + b
         if BESIDE:
@@ -301,18 +292,18 @@ def _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE: tl.constexp
 def _add_up_slopes(
     slope_out, input, out, weight, bias, mean, scale, sums, slope,
     sets, first, pixels, tasks, channels, size, share, shares,
-    BESIDE: tl.constexpr, OWN: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """Add up slopes, and slopes times normalised pixels: the slopes in bias and weight."""
     t, c = tl.program_id(0) % tasks, tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     _, _, begin, end = _bounds(first, pixels, tasks, share)
     own = tl.program_id(0) * channels
     centre, inverse = _row(mean, own, c, channels), _row(scale, own, c, channels)
-    w, b = _affine(weight, bias, t, c, channels, OWN)
+    w, b = _affine(weight, bias, c, channels)
     one = tl.zeros([PIXELS, CHANNELS], tl.float32)
     two = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for start in range(begin, end, PIXELS):
-        inside, at = _tile(start, end, t, c, pixels, tasks, channels, size, OWN, PIXELS)
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
         unit = (_load(input, at, inside) - centre) * inverse
         value = _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE)
         one += value
@@ -325,7 +316,7 @@ def _apply_slopes(
     slope_out, input, out, weight, bias, mean, scale, sums,
     into, of_beside, slope,
     sets, first, pixels, tasks, channels, size, share, shares,
-    BESIDE: tl.constexpr, OWN: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    BESIDE: tl.constexpr, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
     SHARES: tl.constexpr,
 ):  # fmt: skip
     t, c = tl.program_id(0) % tasks, tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -334,9 +325,9 @@ def _apply_slopes(
     one, two = (one / (high - low))[None, :], (two / (high - low))[None, :]
     own = tl.program_id(0) * channels
     centre, inverse = _row(mean, own, c, channels), _row(scale, own, c, channels)
-    w, b = _affine(weight, bias, t, c, channels, OWN)
+    w, b = _affine(weight, bias, c, channels)
     for start in range(begin, end, PIXELS):
-        inside, at = _tile(start, end, t, c, pixels, tasks, channels, size, OWN, PIXELS)
+        inside, at = _tile(start, end, t, c, tasks, channels, size, PIXELS)
         unit = (_load(input, at, inside) - centre) * inverse
         value = _arriving(slope_out, out, at, inside, unit, w, b, slope, BESIDE)
         if BESIDE:

@@ -49,9 +49,6 @@ class AggITD(CorrectedSteps):
         if self.num_inner_steps < 1:
             raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 2 * self.num_inner_steps + (2 if state.round >= self.warm_up else 0)
-
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)

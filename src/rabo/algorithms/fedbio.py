@@ -33,9 +33,6 @@ class FedBiO(Simultaneous):
         if self.num_local_steps < 1:
             raise ValueError(f"num_local_steps must be at least 1, got {self.num_local_steps}")
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 1
-
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)

@@ -55,9 +55,6 @@ class FedBiOAcc(Simultaneous):
         if not 0 <= self.forgetting <= 1:
             raise ValueError(f"forgetting must lie in [0, 1], got {self.forgetting}")
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 1 if set(DIRECTIONS) <= set(state.vectors) else 2
-
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)

@@ -66,13 +66,6 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     second_order: ClassVar[bool] = True
     works_together: ClassVar[bool] = True  # where every task has its own y
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        moves = state.round >= self.warm_up
-        if state.scalars["copies"] > 1:
-            return 1 + moves
-        longest = max(self.num_factors(state.round, client) for client in cohort.widths)
-        return self.num_inner_steps + (longest + 2 if moves else 0)
-
     def init(self, problem: BilevelProblem) -> State:
         state = super().init(problem)
         return replace(state, scalars={"copies": problem.copies})

@@ -67,10 +67,6 @@ class FedNest(InnerLevel, CorrectedSteps, RandomSeries):
         """N' of a round, or N − 1."""
         return self.num_terms - 1 if self.series == "truncated" else self.num_factors(round)
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        outer = self.num_products(state.round) + 3 if state.round >= self.warm_up else 0
-        return 2 * self.num_inner_steps + outer
-
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state, L = self.with_step_sizes(state, cuts, runtime)

@@ -96,11 +96,6 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             return {}
         return {"alpha": self.alpha_in(state), "beta": state.scalars["beta"]}
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        if state.round < self.warm_up:
-            return 1
-        return 3 + self._implicit.num_products if self.hessian == "global" else 2
-
     @answers("x", scalars=lambda self: ("residual", *((CURVATURE,) if self.adapts_beta else ())))
     def estimate_outer(self, task: Task, local: Local) -> Reply:
         """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y.

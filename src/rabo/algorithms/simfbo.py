@@ -48,9 +48,6 @@ class SimFBO(Simultaneous):
         if not self.radius > 0:
             raise ValueError(f"radius must be positive, got {self.radius}")
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 1
-
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)

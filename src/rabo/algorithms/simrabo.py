@@ -61,9 +61,6 @@ class SimRABO(Simultaneous):
         if not self.forgetting >= 0:
             raise ValueError(f"forgetting must be at least 0, got {self.forgetting}")
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 1
-
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)

@@ -94,9 +94,6 @@ class SingleLevel(InnerLevel, ABC):
         trained: Any = {level: mean.step(getattr(state, level), 1.0) for level, mean in pairs}
         return replace(state, round=state.round + 1, **trained)
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        return 1
-
     @answers(lambda self: self.trained, scalars=(TRAINING_LOSS,))
     def descend(self, task: Task, local: Local) -> Reply:
         """On the client: T steps on the submodel, then the way it went."""

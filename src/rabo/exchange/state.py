@@ -69,10 +69,6 @@ class Algorithm(Protocol):
 
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State: ...
 
-    def num_exchanges(self, state: State, cohort: Cohort) -> int:
-        """Return how often the round asks clients if all answer, measurements of l_{g,1} aside."""
-        ...
-
 
 class Cuts(Mapping[int, Cut]):
     """The cut of every client, made when asked for; the same tensors are extracted once.

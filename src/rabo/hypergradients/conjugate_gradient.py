@@ -61,10 +61,6 @@ class ConjugateGradient:
     def keeps_copies_apart(self) -> bool:
         return self.damping != "auto" and not self.tolerance
 
-    @property
-    def num_products(self) -> int:
-        return self.num_iterations + (NUM_PROBES if self.damping == "auto" else 0)
-
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:

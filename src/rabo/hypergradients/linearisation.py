@@ -91,11 +91,6 @@ class Linearisation(Protocol):
 class ImplicitEstimator(HypergradientEstimator, Protocol):
     """An estimator made of a linearisation and a solver, so that clients can solve together."""
 
-    @property
-    def num_products(self) -> int:
-        """How many products a solution takes, if no tolerance ends it early."""
-        ...
-
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation: ...

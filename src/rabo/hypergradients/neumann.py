@@ -55,10 +55,6 @@ class Neumann:
     def keeps_copies_apart(self) -> bool:
         return self.step_size is not None
 
-    @property
-    def num_products(self) -> int:
-        return self.num_terms + (0 if self.step_size else NUM_PROBES)
-
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch
     ) -> Linearisation:

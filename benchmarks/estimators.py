@@ -21,7 +21,6 @@ from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
     DirectionalDifference,
-    LiteralCoordinateDifference,
     Neumann,
     Unrolled,
 )
@@ -77,10 +76,7 @@ def contestants(case: Case, few_weights: bool) -> dict[tuple[str, int], Work]:
     }
     if few_weights:
         kinds["CoordinateDifference"] = lambda k: CoordinateDifference(num_iterations=k)
-    found = {(name, k): ours(case, make(k)) for name, make in kinds.items() for k in DEPTHS}
-    if few_weights:
-        found["LiteralCoordinateDifference", 0] = ours(case, LiteralCoordinateDifference())
-    return found
+    return {(name, k): ours(case, make(k)) for name, make in kinds.items() for k in DEPTHS}
 
 
 def direct(case: Case) -> list[torch.Tensor]:

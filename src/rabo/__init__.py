@@ -16,7 +16,6 @@ from rabo.hypergradients import (
     ConjugateGradient,
     CoordinateDifference,
     DirectionalDifference,
-    LiteralCoordinateDifference,
     Neumann,
     Unrolled,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "Federation",
     "Full",
     "Importance",
-    "LiteralCoordinateDifference",
     "Magnitude",
     "Neumann",
     "NonFiniteError",

@@ -12,7 +12,7 @@ class RAFBO(RABO):
     """RABO whose clients take no second derivative.
 
     Departs from Algorithm 2, which is wrong in sign and lacks the inverse Hessian; see
-    `CoordinateDifference` for its corrected form and `LiteralCoordinateDifference` for the printed.
+    `CoordinateDifference` for its corrected form.
     """
 
     second_order: ClassVar[bool] = False

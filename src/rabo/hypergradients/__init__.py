@@ -1,21 +1,19 @@
 """Estimators of the hypergradient, one per file."""
 
+from typing import Any
+
 from rabo.hypergradients.conjugate_gradient import ConjugateGradient
-from rabo.hypergradients.coordinate_difference import (
-    CoordinateDifference,
-    LiteralCoordinateDifference,
-)
+from rabo.hypergradients.coordinate_difference import CoordinateDifference
 from rabo.hypergradients.directional_difference import DirectionalDifference
 from rabo.hypergradients.linearisation import Estimate, HypergradientEstimator
 from rabo.hypergradients.neumann import Neumann
 from rabo.hypergradients.unrolled import Unrolled
 
-ESTIMATORS = {
+ESTIMATORS: dict[str, type[Any]] = {
     "conjugate-gradient": ConjugateGradient,
     "neumann": Neumann,
     "unrolled": Unrolled,
     "coordinate-difference": CoordinateDifference,
-    "literal-coordinate-difference": LiteralCoordinateDifference,
     "directional-difference": DirectionalDifference,
 }
 
@@ -26,7 +24,6 @@ __all__ = [
     "DirectionalDifference",
     "Estimate",
     "HypergradientEstimator",
-    "LiteralCoordinateDifference",
     "Neumann",
     "Unrolled",
 ]

@@ -18,6 +18,7 @@ from rabo.reproduction.grid import (
     part_of,
 )
 from rabo.reproduction.sweep import missing_of, sweep
+from rabo.theory.literal import register
 
 TUNING = "tuning"
 ALL = "all"
@@ -60,6 +61,7 @@ def reproduce(
     Settings are read from, and by tuning written to, `tuned`; a tuning with other rounds or options
     is a trial and writes to `out`.
     """
+    register()
     begun, left, left_out = clock(), 0, set[str]()  # folders: experiments share runs
     grids = _asked_for(name, changes, tuned)
     tuned = tuned or experiments_folder() / TUNED

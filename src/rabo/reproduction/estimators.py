@@ -20,6 +20,7 @@ from rabo.reproduction.sweep import differences
 from rabo.runs.experiment import Experiment
 from rabo.runs.plots import COLOURS, label, new_figure, save
 from rabo.runs.record import versions
+from rabo.theory.literal import register
 from rabo.tree import Params, flatten, leaves, map_leaves
 
 MARKERS = "osD^v<>Pv*X"
@@ -95,6 +96,7 @@ def _train(
 ) -> tuple[list[dict[str, Any]], Mapping[str, float]]:
     federation, _ = experiment.federation()
     algorithm: Any = federation.algorithm
+    register()
     estimators = {
         name: ESTIMATORS[options["name"]](**{k: v for k, v in options.items() if k != "name"})
         for name, options in content["estimators"].items()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rabo.execution.room import share_device
+from rabo.theory.literal import register
 
 MISTAKES = (ValueError, ImportError, FileNotFoundError)  # of which another run has no better chance
 LATER = "it may have run out of memory: it is done again after all others, with fewer beside it"
@@ -166,6 +167,7 @@ def _close(lanes: Iterable[_Lane]) -> None:
 def _serve(end: Connection, do: Callable[[Any, Tell], str], number: int) -> None:
     """Do what is sent until nothing comes any more, as one of some that share this machine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells all; who has begun us tells us
+    register()
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     if "OMP_NUM_THREADS" not in os.environ:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.catalogue import MEASURED
+from benchmarks.catalogue import MEASURED, SCRIPTS
 from benchmarks.parts.machine import Machine, measure_machine
 from benchmarks.parts.timing import Setting
 from rabo.errors import lookup
@@ -20,7 +20,9 @@ def run(words: Sequence[str]) -> int:
     """Run the benchmarks that are named, in the order of the catalogue."""
     asked = parser().parse_args(words)
     for name in asked.names:
-        lookup("benchmark", name, {**MEASURED, ALL: None})
+        lookup("benchmark", name, {**MEASURED, **SCRIPTS, ALL: None})
+        if name in SCRIPTS:
+            raise ValueError(f"{name} takes arguments of its own: run it alone")
     setting = setting_of(asked)
     torch.set_num_threads(setting.threads)
     machine = measure_machine(setting)

@@ -1,5 +1,6 @@
 """What is shown of a run while it goes on."""
 
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -153,3 +154,71 @@ def test_plain_lines_are_there_for_evaluations(rounds, every, told):
 
 def test_quiet_shows_nothing():
     assert view_of(Console(), quiet=True) == []
+
+
+class Terminal(StringIO):
+    """Lines on a screen that wraps them when it becomes narrower, as most terminals do."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.row, self.column = [""], 0, 0
+
+    def write(self, text):
+        for part in re.split("(\x1b\\[[0-9;?]*[A-Za-z]|\r|\n)", text):
+            number = int((re.findall(r"\d+", part) or ["1"])[0])
+            if part == "\n":
+                self.row, self.column = self.row + 1, 0
+                self.rows += [""] * (self.row + 1 - len(self.rows))
+            elif part == "\r":
+                self.column = 0
+            elif part.endswith("A") and part.startswith("\x1b"):
+                self.row = max(0, self.row - number)
+            elif part.endswith("K") and part.startswith("\x1b"):
+                self.rows[self.row] = ""
+            elif part and not part.startswith("\x1b"):
+                kept = self.rows[self.row][: self.column].ljust(self.column)
+                self.rows[self.row] = kept + part
+                self.column += len(part)
+        return len(text)
+
+    def narrow(self, width):
+        wrapped = []
+        for i, row in enumerate(self.rows):
+            wrapped += [row[j : j + width] for j in range(0, max(1, len(row)), width)]
+            if i == self.row:
+                cursor = len(wrapped) - 1
+        self.rows, self.row, self.column = wrapped, cursor, len(wrapped[cursor])
+
+
+def test_a_narrower_terminal_shows_the_live_view_once():
+    screen = Terminal()
+    console = Console(file=screen, force_terminal=True, width=120, legacy_windows=False)
+    console.print("a line above")
+    view = LiveView(console)
+    view.begin(start())
+    view.add(done(0, accuracy=0.5, hypergradient_norm=3.0))
+    view.refresh()
+    for width in (90, 60, 45):
+        console.width = width
+        screen.narrow(width)
+        view.refresh()
+    view.end("interrupted")
+    shown = "\n".join(screen.rows)
+    assert screen.rows[0] == "a line above"
+    assert shown.count("digits ·") == 1
+    assert shown.count("hypergradient") == 1
+    assert shown.count("cost so far") == 1
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_run_whose_first_round_is_given_up_is_shown(is_terminal):
+    text = StringIO()
+    console = Console(file=text, force_terminal=is_terminal, width=100, legacy_windows=False)
+    [view] = view_of(console)
+    nobody = Coverage(0, 0, 0.0, 0.0)
+    covered = {"x": nobody, "y": nobody}
+    skipped = Round(0, {}, Cost(), covered, {}, {0: "its node is gone"}, skipped="nobody came")
+    drawn_by(view, skipped, rounds=3)
+    assert "1 of 3" in text.getvalue() or "1/3" in text.getvalue()
+    if is_terminal:
+        assert "round given up" in text.getvalue()

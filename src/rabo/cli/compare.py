@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.live import Live
 from rich.table import Table
 
 from rabo.algorithms import ALGORITHMS, find_algorithm
@@ -19,6 +18,7 @@ from rabo.federation.rounds import Round
 from rabo.federation.solve import NAMED, make_algorithm
 from rabo.runs.comparison import Comparison, Outcome, Price, compare, split_entries
 from rabo.runs.experiment import Experiment
+from rabo.runs.redrawing import live_display
 from rabo.runs.terminal import Quiet, ToMLflow, ToTensorBoard, console, guarded, short, writers_of
 from rabo.runs.writers import Start
 
@@ -94,7 +94,7 @@ class _Watch:
         self.comparison, self.now, self.headline = comparison, "", ""
         self.rounds = comparison.experiment.rounds
         self.states = {name: _State() for name in comparison.algorithms}
-        self._live = Live(self._table(), console=console, refresh_per_second=4)
+        self._live = live_display(console, self._table)
 
     def __enter__(self) -> "_Watch":
         if console.is_terminal:
@@ -126,9 +126,7 @@ class _Watch:
     def add(self, done: Round) -> None:
         self._count(done)
         state = self.states[self.now]
-        if console.is_terminal:
-            self._live.update(self._table())
-        elif state.round % max(1, self.rounds // 5) == 0:
+        if not console.is_terminal and state.round % max(1, self.rounds // 5) == 0:
             console.print(f"  round {state.round}/{self.rounds}  {state.metric}".rstrip())
 
     def _count(self, done: Round) -> None:

@@ -7,13 +7,13 @@ from datetime import timedelta
 from math import ceil, isfinite
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rabo.exchange.state import HYPERGRADIENT_NORM
 from rabo.federation.rounds import Round
+from rabo.runs.redrawing import live_display
 from rabo.runs.terminal import short
 from rabo.runs.writers import Start, Writer
 
@@ -101,11 +101,15 @@ class LiveView:
 
     def begin(self, start: Start) -> None:
         self._progress = Progress(start)
-        self._live = Live(get_renderable=self._draw, console=self._console, refresh_per_second=4)
+        self._live = live_display(self._console, self._draw)
         self._live.start()
 
     def add(self, done: Round) -> None:
         self._progress.add(done)
+
+    def refresh(self) -> None:
+        """Draw now; without this call, the view is drawn four times a second."""
+        self._live.refresh()
 
     def end(self, status: str) -> None:
         self._live.stop()
@@ -186,12 +190,15 @@ def coverage(done: Round) -> str:
 
 
 def cost(done: Round) -> str:
-    """Say what was spent so far, and how much that is of the full model's cost."""
+    """Format the cost so far, and its share of the full model's cost once a round is done."""
     share, total = done.relative_cost, done.total
     traffic = total.bytes_up + total.bytes_down
+    work, bytes = f"{short(total.multiply_adds)} multiply-adds", f"{short(traffic)}B"
+    if not share:
+        return f"{work} · {bytes}"
     return (
-        f"{short(total.multiply_adds)} multiply-adds ({share['multiply_adds']:.0%} of the full "
-        f"model) · {short(traffic)}B ({share['bytes_up']:.0%} up, {share['bytes_down']:.0%} down)"
+        f"{work} ({share['multiply_adds']:.0%} of the full model) · {bytes} "
+        f"({share['bytes_up']:.0%} up, {share['bytes_down']:.0%} down)"
     )
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from rabo.algorithms import ALGORITHMS
@@ -224,3 +225,58 @@ def test_all_algorithms_are_listed_with_what_they_exchange():
     for name, kind in ALGORITHMS.items():
         assert name in text
         assert getattr(kind, "paper", "not said").split(":")[0] in " ".join(text.split())
+
+
+OWN = """
+import torch
+import rabo
+
+def inner(x, y, data):
+    return (y["w"] - x["w"] - data).square().sum()
+
+def outer(x, y, data):
+    return (y["w"] - data).square().sum()
+
+def problem(partition, num_partitions):
+    start = {"w": torch.zeros(2)}
+    made = rabo.Problem(inner=inner, outer=outer, x=start, y=start)
+    inner_data = torch.full((2,), float(partition))
+    return made.on(inner=inner_data, outer=1 + inner_data)
+"""
+
+
+def compare_own(folder, text, *options):
+    (folder / "problem.py").write_text(text)
+    words = ["--algorithms", "rabo,rafbo", "--seeds", 1, "--rounds", 3, "--clients", 2]
+    out = folder / f"out-{len(text)}{len(options)}"
+    file = folder / "problem.py"
+    return out, call("compare", "own", "--file", file, *words, "--out", out, *options)
+
+
+@pytest.mark.parametrize("options", [(), ("--target", 100)])
+def test_own_problems_are_compared_by_the_mean_outer_loss(tmp_path, options):
+    out, found = compare_own(tmp_path, OWN, *options)
+    assert found.exit_code == 0, found.output
+    results = read(out / "results.json")
+    assert results["headline"] == "outer_loss"
+    assert results["algorithms"]["rabo"]["to_target"]["rounds"] >= 1
+    tensors = {n: load_file(out / "rabo" / "seed-0" / f"{n}.safetensors") for n in ("x", "y")}
+    y = tensors["y"]["w"]
+    losses = [float((y - (1 + client)).square().sum()) for client in (0, 1)]
+    assert results["algorithms"]["rabo"]["value"] == pytest.approx(sum(losses) / 2)
+
+
+def test_own_problems_may_name_their_headline_metric(tmp_path):
+    named = OWN + (
+        "\nheadline, falls = 'size', False\n\n"
+        "def evaluate(x, y):\n    return {'size': y['w'].norm()}\n"
+    )
+    out, found = compare_own(tmp_path, named)
+    assert found.exit_code == 0, found.output
+    results = read(out / "results.json")
+    y = load_file(out / "rabo" / "seed-0" / "y.safetensors")["w"]
+    assert results["headline"] == "size"
+    assert results["algorithms"]["rabo"]["value"] == pytest.approx(float(y.norm()))
+    _, found = compare_own(tmp_path, named.replace("'size':", "'length':"))
+    assert found.exit_code == 1
+    assert "headline 'size'" in " ".join(found.output.split())

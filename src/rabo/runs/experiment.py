@@ -104,7 +104,7 @@ class Experiment:
             clients,
             algorithm,
             participation=self.participation,
-            evaluate=setup.evaluate,
+            evaluate=(setup.evaluate_here if runtime is None else None) or setup.evaluate,
             evaluate_every=self.evaluate_every or setup.evaluate_every,
             runtime=runtime or self._runtime(setup),
             compare=runtime is None,

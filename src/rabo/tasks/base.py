@@ -20,7 +20,7 @@ class Setup:
     """What a run needs from a task."""
 
     clients: Sequence[Client]
-    evaluate: Evaluate
+    evaluate: Evaluate  # on the server
     headline: str  # the metric a reader looks at first
     options: Mapping[str, Any] = field(default_factory=dict)  # advice for any algorithm
     own_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for one of a name
@@ -30,6 +30,7 @@ class Setup:
     finish: Callable[[State, Ledger, Path], None] | None = None  # writes pictures and tables
     export: Callable[[State, Ledger], Mapping[str, Mapping[str, Tensor]]] | None = None
     template: Callable[[], BilevelProblem] | None = None  # for a server without data
+    evaluate_here: Evaluate | None = None  # also reads the clients' data: in process alone
 
 
 def equal_steps(num_steps: int) -> dict[str, dict[str, Any]]:

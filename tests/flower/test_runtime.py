@@ -152,6 +152,30 @@ def test_what_leaves_a_client_is_clipped_and_noised_already(noise):
     assert (max(norms) <= 0.01 * (1 + 1e-6)) == (noise == 0)
 
 
+@pytest.mark.parametrize("name", ["rabo", "fedmbo", "static"])
+def test_costs_relative_to_the_full_model_are_those_of_one_process(name):
+    problems, algorithm = quadratics(), make(name)
+    clients = [rabo.Client(problems[i], WIDTHS[i]) for i in problems]
+    near = list(Federation(clients, algorithm).run(2))
+    grid = FakeGrid(problems, algorithm, WIDTHS)
+    far = list(federation(problems, algorithm, FlowerRuntime(grid)).run(2))
+    assert 0 < far[-1].relative_cost["multiply_adds"] < 1
+    assert [done.relative_cost for done in far] == [done.relative_cost for done in near]
+    assert all(done.seconds > 0 for done in [*near, *far])
+
+
+def test_a_run_that_began_without_the_full_models_cost_goes_on_without_it():
+    problems, algorithm = quadratics(), make("rabo")
+    silent = FakeGrid(problems, algorithm, WIDTHS, compare=False)
+    begun = federation(problems, algorithm, FlowerRuntime(silent))
+    [first] = begun.run(1)
+    grid = FakeGrid(problems, algorithm, WIDTHS)
+    resumed = federation(problems, algorithm, FlowerRuntime(grid))
+    resumed.restore(begun.snapshot())
+    [second] = resumed.run(1)
+    assert first.relative_cost == second.relative_cost == {}
+
+
 class Scripted(FakeGrid):
     """One client answers a kind of message in its own way."""
 

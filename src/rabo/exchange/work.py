@@ -47,6 +47,7 @@ class Reply(NamedTuple):
     fault: ClientError | None = None
     norm: float | None = None  # over all arrays; None where only the client has seen them
     rows: Mapping[str, Mapping[str, Sequence[int]]] = {}
+    full_cost: Cost | None = None  # with the full model, from clients in other processes
 
 
 class Answer(NamedTuple):

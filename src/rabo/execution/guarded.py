@@ -121,7 +121,8 @@ class Guarded:
             _check_rows(reply, cut)
             _same_names("scalars", wanted.scalars, reply.scalars)
             _check_numbers(reply.scalars, -inf)
-            _check_numbers(reply.cost._asdict(), 0)
+            for cost in (reply.cost, reply.full_cost or Cost()):
+                _check_numbers(cost._asdict(), 0)
             self._check_norm(reply)
         except ReplyError as error:
             return error

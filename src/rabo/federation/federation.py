@@ -1,5 +1,6 @@
 """Rounds of an algorithm over clients, with their accounts."""
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -91,6 +92,7 @@ class Federation:
         self.full_cost = Cost()
         self._costs: dict[Any, Cost] = {}  # of a round, by shape and width
         self._full_costs: dict[Any, Cost] = {}  # of an exchange, by shape and kind
+        self._has_full_cost = True  # not if a run began without
         is_biased = algorithm.uses_local_hessians and self.template.copies == 1
         self._alarms = Alarms(is_biased and privacy is None)  # noise makes clients disagree too
         has_policy = any(f.name == "policy" for f in fields(algorithm))  # type: ignore[arg-type]
@@ -115,6 +117,7 @@ class Federation:
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a snapshot of the same run."""
         self.state, self.full_cost = snapshot.state, snapshot.full_cost
+        self._has_full_cost = snapshot.full_cost != Cost() or snapshot.books.total == Cost()
         self.ledger.reopen(snapshot.books, self.state.x, self.state.y)
 
     def cost_at(self, client: int, width: float) -> Cost:
@@ -137,9 +140,23 @@ class Federation:
         return [entry for entry in ledger.entries if entry.phase != CALIBRATION]
 
     def _full_cost_of_round(self) -> Cost:
-        """Return what the exchanges of the round under way would have cost with the full model."""
+        """Return what the exchanges of the round under way would have cost with the full model.
+
+        Clients elsewhere measure it themselves. Without any such client there is no cost.
+        """
         spent = [e for e in self.ledger.entries if e.phase != CALIBRATION]
-        return reduce(Cost.plus, map(self._full_cost_of, spent), Cost())
+        if self.compare:
+            return reduce(Cost.plus, map(self._full_cost_of, spent), Cost())
+        if not self._has_full_cost or all(e.full_cost is None for e in spent):
+            return Cost()
+        return reduce(Cost.plus, (e.full_cost or e.cost for e in spent), Cost())
+
+    def full_costs(self, client: int, round: int) -> dict[tuple[Any, ...], Cost]:
+        """Measure a client's exchanges in a round with the full model, by their kinds."""
+        costs: dict[tuple[Any, ...], Cost] = {}
+        for entry in self._probe(client, 1.0, self._unpruned, round):
+            costs.setdefault(entry.kind, entry.cost)
+        return costs
 
     def _full_cost_of(self, entry: Entry) -> Cost:
         """Look up the cost of one exchange; rounds differ where an algorithm draws what it does."""
@@ -148,13 +165,13 @@ class Federation:
             if (shape, *entry.kind) in self._full_costs:
                 break
             try:
-                probed = self._probe(entry.client, 1.0, self._unpruned, round)
+                probed = self.full_costs(entry.client, round)
             except ClientError:
                 if self.tolerance.on_fault == "raise":
                     raise
                 return entry.cost  # until it can be tried
-            for found in probed:
-                self._full_costs.setdefault((shape, *found.kind), found.cost)
+            for kind, cost in probed.items():
+                self._full_costs.setdefault((shape, *kind), cost)
         return self._full_costs.setdefault((shape, *entry.kind), entry.cost)
 
     def _prepare(self) -> None:
@@ -171,7 +188,7 @@ class Federation:
             self.state = self.algorithm.prepare(self.state, cohort, self.ledger)
 
     def _round(self, last: int) -> Round:
-        number = self.state.round
+        number, start = self.state.round, time.perf_counter()
         present, absent = self._roll_call()
         is_judged = self.evaluate and (
             (number + 1) % self.evaluate_every == 0 or number + 1 == last
@@ -179,8 +196,7 @@ class Federation:
         self.ledger.begin(self.state.x, self.state.y, self.channels if is_judged else None)
         skipped = self._play(present)
         coverage = self.ledger.end()
-        if self.compare:
-            self.full_cost = self.full_cost.plus(self._full_cost_of_round())
+        self.full_cost = self.full_cost.plus(self._full_cost_of_round())
         scalars = self.ledger.scalars()
         scalars.pop(CURVATURE, None)  # the state's largest_curvature replaces it
         if not skipped:
@@ -206,6 +222,7 @@ class Federation:
             relative_cost(self.ledger, self.full_cost),
             vectors,
             channels,
+            time.perf_counter() - start,
         )
 
     def _play(self, present: Mapping[int, float]) -> str:

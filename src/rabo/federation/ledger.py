@@ -29,6 +29,7 @@ class Entry(NamedTuple):
     cost: Cost
     scalars: Mapping[str, float]
     kind: tuple[Any, ...] = ()  # what was asked, sent and how many steps: at one width, one cost
+    full_cost: Cost | None = None  # with the full model, if the client says so
 
 
 class Coverage(NamedTuple):
@@ -82,8 +83,7 @@ class Ledger:
                 down = _num_bytes(task.arrays, task.cut)
                 if "x" in task.arrays:  # x travels with its cut; clients keep both for the round
                     down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
-                kind = (work.__name__, *sorted(task.arrays), task.num_steps)
-                sent[client] = (task.round, task.cut, down, kind)
+                sent[client] = (task.round, task.cut, down, kind_of(work.__name__, task))
                 yield client, task
 
         for client, reply in self.runtime.map(work, watched()):
@@ -92,7 +92,8 @@ class Ledger:
             round, cut, down, kind = sent[client]
             up = _num_bytes(reply.arrays, cut) + _row_bytes(reply.rows)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
-            self._book(Entry(round, client, work.__name__, cost, reply.scalars, kind))
+            entry = Entry(round, client, work.__name__, cost, reply.scalars, kind, reply.full_cost)
+            self._book(entry)
             for level in LEVELS:
                 if level in reply.arrays and (level, client) not in self._counted:
                     self._counted.add((level, client))  # once, however often it is asked
@@ -233,6 +234,11 @@ class Ledger:
 
     def _see_part(self, level: Level, part: Part) -> None:
         self._kept[level].append(torch.linalg.vector_norm(part.take(self._flat[level])))
+
+
+def kind_of(name: str, task: Task) -> tuple[Any, ...]:
+    """Return the work, arrays and steps of an exchange: with one width, all cost the same."""
+    return name, *sorted(task.arrays), task.num_steps
 
 
 def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:

@@ -37,6 +37,7 @@ class Round:
     channels: Mapping[Level, Mapping[str, Sequence[float]]] = field(  # clients that trained each
         repr=False, default_factory=dict
     )
+    seconds: float = 0.0  # on the wall clock, from the roll call to the evaluation
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -50,6 +51,7 @@ class Round:
             "skipped": self.skipped,
             "total": self.total._asdict(),
             "relative_cost": dict(self.relative_cost),
+            "seconds": self.seconds,
             **({"vectors": dict(self.vectors)} if self.vectors else {}),
         }
 
@@ -68,6 +70,7 @@ class Round:
             total=Cost(**line.get("total", {})),
             relative_cost=line.get("relative_cost", {}),
             vectors=line.get("vectors", {}),
+            seconds=line.get("seconds", 0.0),
         )
 
 

@@ -26,6 +26,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Records = dict[str, ArrayRecord | ConfigRecord]
 NO_NUMBERS: Mapping[str, float] = {}
 VECTOR, SCALAR, CUT, ROWS = "vector ", "scalar ", "cut ", "rows "  # how names in a head begin
+FULL = "full "  # of a cost with the full model
 INLINE, MOST_INLINE = "raw bytes", 2**20  # small vectors travel in the head itself
 MOST_WORDS = 500  # letters of what a client says about itself
 
@@ -113,7 +114,9 @@ def reply_records(reply: Reply, held: Cut) -> RecordDict:
     vectors = {n: _squeeze(held, n, p) for n, p in reply.arrays.items()}
     for name, tensors in reply.rows.items():
         vectors[ROWS + name] = {k: torch.tensor(rows).int() for k, rows in tensors.items()}
+    full = reply.full_cost._asdict() if reply.full_cost else {}
     numbers = {**reply.cost._asdict(), **_scalars(reply.scalars)}
+    numbers |= {FULL + name: value for name, value in full.items()}
     return RecordDict(pack("reply", vectors, numbers))  # type: ignore[arg-type]
 
 
@@ -144,7 +147,9 @@ def read_reply(records: RecordDict, held: Cut, device: torch.device | None = Non
         for name, tensors in vectors.items()
         if name.startswith(ROWS)
     }
-    return Reply(_arrays(vectors, held), _read_scalars(numbers), cost, rows=rows)
+    told = {k.removeprefix(FULL): v for k, v in numbers.items() if k.startswith(FULL)}
+    full = Cost(**told) if told else None  # type: ignore[arg-type]
+    return Reply(_arrays(vectors, held), _read_scalars(numbers), cost, rows=rows, full_cost=full)
 
 
 def cut_vectors(held: Cut) -> dict[str, dict[str, Tensor]]:

@@ -7,6 +7,8 @@ from rabo.algorithms import Algorithm
 from rabo.exchange.cost import Meter
 from rabo.exchange.work import Local, perform
 from rabo.execution import Privacy, Protected
+from rabo.federation.rounds import CALIBRATION
+from rabo.flower.full_costs import full_cost
 from rabo.flower.messages import (
     CUT,
     cut_vectors,
@@ -39,9 +41,17 @@ class Worker:
         self._device = leaves(problem.start())[0].device
 
     def answer(
-        self, kind: str, content: RecordDict, kept: RecordDict, privacy: Privacy | None = None
+        self,
+        kind: str,
+        content: RecordDict,
+        kept: RecordDict,
+        privacy: Privacy | None = None,
+        compare: bool = True,
     ) -> RecordDict:
-        """Do what a message asks for; what leaves the client is clipped and noised already."""
+        """Do what a message asks for; what leaves the client is clipped and noised already.
+
+        With `compare`, the answer says what the exchange costs with the full model.
+        """
         work = work_for(kind, self.algorithm)
         if privacy is not None:
             work = Protected(work, privacy)
@@ -51,6 +61,9 @@ class Worker:
         if reply.fault is not None:
             return fault_records(reply.fault.cause)
         _keep(task.round, cut, local, kept)
+        if compare and work.__name__ != CALIBRATION:
+            of_client = self.client, self.problem, self.algorithm
+            reply = reply._replace(full_cost=full_cost(*of_client, task, work.__name__, kept))
         return reply_records(reply, cut)
 
     def _resume(self, content: RecordDict, kept: RecordDict) -> tuple[Local, Cut]:

@@ -75,6 +75,7 @@ def numbers_of(done: Round) -> dict[str, float]:
             for level, coverage in done.coverage.items()
             for name, value in coverage._asdict().items()
         },
+        "seconds": done.seconds,
         "clients/present": len(done.present),
         "clients/absent": len(done.absent),
         "clients/faults": len(done.faults),

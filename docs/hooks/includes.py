@@ -14,7 +14,7 @@ import textwrap
 from functools import reduce
 from pathlib import Path
 
-from rabo.cli.compare import exchanges_of_algorithms, papers_of_algorithms
+from rabo.cli.algorithms import exchanges_of_algorithms, papers_of_algorithms
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))

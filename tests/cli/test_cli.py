@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from typer.testing import CliRunner
 
 from rabo.algorithms import ALGORITHMS
 from rabo.cli import app
-from rabo.cli import main as cli
 from watchers import OnRound
 
 runner = CliRunner()
@@ -39,6 +39,27 @@ def test_without_flower_its_command_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", WITHOUT_FLOWER], capture_output=True, text=True)
     assert done.returncode == 2
     assert "pip install 'rabo[flower]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "extra", "words"),
+    [
+        ("matplotlib.figure", "plots", ["compare", "quadratic", "--rounds", "1", "--seeds", "1"]),
+        ("plotly", "report", ["report", "RUN"]),
+        ("torch.utils.tensorboard", "tensorboard", ["run", "quadratic", "--tensorboard"]),
+        ("mlflow", "mlflow", ["run", "quadratic", "--mlflow"]),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_names_it(tmp_path, monkeypatch, missing, extra, words):
+    monkeypatch.chdir(tmp_path)
+    call("run", "quadratic", "--rounds", 1, "--clients", 2, "--out", "RUN", "--quiet")
+    for name in [name for name in sys.modules if name.split(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = call(*words)
+    assert done.exit_code == 1
+    [line] = done.stderr.splitlines()
+    assert f"pip install 'rabo[{extra}]'" in line
 
 
 def test_ignored_capacities_are_one_line_of_warning_and_the_run_goes_on(tmp_path):
@@ -140,6 +161,32 @@ def test_a_wrong_argument_gives_one_clear_line_and_no_traceback(tmp_path, argume
     assert "Traceback" not in text
 
 
+def test_a_python_file_in_place_of_a_task_is_an_own_problem(tmp_path):
+    problem = Path(__file__).parents[2] / "src" / "rabo" / "flower" / "template" / "problem.py"
+    out = tmp_path / "run"
+    done = call("run", problem, "--clients", 2, "--rounds", 1, "--out", out)
+    assert done.exit_code == 0, done.output
+    config = json.loads((out / "config.json").read_text())
+    assert (config["task"], config["task_options"]) == ("own", {"file": str(problem)})
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["run", "digit"], "digits"),
+        (["run", "digits", "--roundss", "3"], "--rounds"),
+        (["run", "digits", "--option", "num_iner_steps=3"], "num_inner_steps"),
+        (["compare", "digits", "--algoritms", "rabo"], "--algorithms"),
+    ],
+)
+def test_a_typo_is_refused_and_the_right_name_suggested(tmp_path, monkeypatch, words, meant):
+    monkeypatch.chdir(tmp_path)
+    done = call(*words)
+    assert done.exit_code in (1, 2)
+    assert re.search(rf"(?<![\w-]){meant}(?![\w])", done.output)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_option_by_name_is_the_flag_and_both_are_refused(tmp_path):
     given = ("run", "digits", "--rounds", 1, "--clients", 2, "--option", "num_inner_steps=3")
     assert call(*given, "--out", tmp_path / "run").exit_code == 0
@@ -231,7 +278,7 @@ def test_ctrl_c_keeps_the_rounds_that_were_done(tmp_path, monkeypatch):
         if done.round == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "view_of", lambda *_: [OnRound(stop_after_three)])
+    monkeypatch.setattr("rabo.cli.follow.view_of", lambda *_: [OnRound(stop_after_three)])
     out = tmp_path / "a run"
     done = call("run", "quadratic", "--clients", 2, "--rounds", 5, "--out", out, "--quiet")
     assert done.exit_code == 130
@@ -251,7 +298,7 @@ def test_ctrl_c_before_anything_is_made_asks_for_the_same_command(tmp_path, monk
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run", interrupt)
+    monkeypatch.setattr("rabo.cli.run.run", interrupt)
     done = call("run", "quadratic", "--out", tmp_path / "run")
     assert done.exit_code == 130
     assert "give the same command again" in " ".join(done.output.split())

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import rabo
 from known_problems import federated_quadratics
 from rabo.algorithms import FedNest
-from rabo.cli import main as cli
+from rabo.cli import app
 from rabo.execution import InProcess, Local, Recorded, Reply, Task
 from rabo.federation.federation import Federation
 from rabo.seeding import stream
@@ -126,7 +126,7 @@ def test_recorded_work_is_protected_like_plain_work(multiplier):
 
 def test_the_record_names_the_multiplier_and_what_was_dropped(tmp_path):
     def call(*arguments):
-        return CliRunner().invoke(cli.app, ["run", "quadratic", *map(str, arguments)])
+        return CliRunner().invoke(app, ["run", "quadratic", *map(str, arguments)])
 
     out = tmp_path / "run"
     options = ["--clip", 1, "--noise-multiplier", 0.1, "--aggregate", "median"]

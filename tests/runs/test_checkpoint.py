@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rabo
 from known_problems import federated_quadratics
 from rabo.algorithms import RAFBO, Adam, FedBiOAcc, FedMBO, SimFBO
-from rabo.cli import main as cli
+from rabo.cli import app
 from rabo.errors import CheckpointError
 from rabo.runs.checkpoint import Checkpoints
 from rabo.runs.experiment import Experiment, recorded_experiment, resume, run
@@ -301,19 +301,19 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_works(tmp_path, monkeypatch):
     def run_and_interrupt(chosen, out, writers):
         return run(chosen, out, [OnRound(lambda done: signal.raise_signal(signal.SIGTERM))])
 
-    monkeypatch.setattr(cli, "run", run_and_interrupt)
+    monkeypatch.setattr("rabo.cli.run.run", run_and_interrupt)
     out = tmp_path / "run"
     arguments = ["run", "quadratic", "--clients", "2", "--rounds", "3", "--out", str(out)]
     before = signal.getsignal(signal.SIGTERM)
-    done = CliRunner().invoke(cli.app, arguments)
+    done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 130
     assert f"to go on: rabo resume {out}" in done.output
-    again = CliRunner().invoke(cli.app, ["resume", str(out)])
+    again = CliRunner().invoke(app, ["resume", str(out)])
     signal.signal(signal.SIGTERM, before)
     assert again.exit_code == 0, again.output
     assert "goes on after 1 rounds" in again.output
     assert json.loads((out / "summary.json").read_text())["status"] == "finished"
-    third = CliRunner().invoke(cli.app, ["resume", str(out)])
+    third = CliRunner().invoke(app, ["resume", str(out)])
     assert third.exit_code == 1
     assert "is finished" in third.output
 

@@ -51,6 +51,6 @@ def _or_exit(work: Callable[[], T], code: int) -> T:
     """Turn errors that a user can correct into one line and an exit status."""
     try:
         return work()
-    except (ValueError, ArithmeticError) as error:
+    except (ValueError, ArithmeticError, ImportError) as error:
         errors.print(f"[red]error[/]: {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(code) from None

@@ -1,8 +1,6 @@
-"""`rabo compare` and `rabo algorithms`: what is shown of them."""
+"""`rabo compare`: algorithms on the same data and seeds."""
 
-import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -12,69 +10,58 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rabo.algorithms import ALGORITHMS, find_algorithm
+from rabo.cli.follow import Following, say
+from rabo.cli.options import TaskGroup, task_command
 from rabo.exchange.cost import Cost
 from rabo.federation.rounds import Round
-from rabo.federation.solve import NAMED, make_algorithm
 from rabo.runs.comparison import Comparison, Outcome, Price, compare, split_entries
 from rabo.runs.experiment import Experiment
 from rabo.runs.redrawing import live_display
-from rabo.runs.terminal import Quiet, ToMLflow, ToTensorBoard, console, guarded, short, writers_of
+from rabo.runs.terminal import console, guarded, short, writers_of
 from rabo.runs.writers import Start
+from rabo.tasks import TASKS
 
-NOTES = """\
-Full model: clients train all of it, whatever their capacity; with --policy, submodels that fit.
-Exchanges: T inner steps, N terms of a series, N' of them at random, K products.
-Vectors: q mean slope in y, p and v solutions of the linear system, x_h mean slope in x.
-Few-shot: whether one y for all tasks is needed (--heads shared), or the algorithm is for few-shot
-only."""
-
-OPTIONS = """\
-Give them by flags of `rabo run` and `rabo compare`, or as --option NAME=VALUE; what is
-named and has options of its own as JSON ('{"name": "neumann", "num_terms": 5}').
-A task may suggest other values; config.json of a run has those that it took."""
+app = typer.Typer(
+    cls=TaskGroup,
+    help="Compare algorithms on a task: the same data and seeds, what they reach and cost.",
+    epilog="Example: rabo compare digits --algorithms rabo,fedmbo,fedavg --seeds 3 --rounds 20",
+    no_args_is_help=True,
+)
 
 
-def compare_task(
-    experiment: Experiment,
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Following):
+    """Options of a comparison beside those of its runs."""
+
     algorithms: Annotated[
         str,
-        typer.Option(
-            help="names from `rabo algorithms` with commas between, each with options of its own "
-            "after colons (fedmbo:policy=importance:num_terms=5)"
-        ),
-    ] = "rabo,rafbo,fedavg",
-    seeds: Annotated[int, typer.Option(help="runs of each algorithm, from --seed on")] = 3,
-    baseline: Annotated[
-        str | None, typer.Option(help="whose costs are 100 % (the first algorithm's)")
-    ] = None,
-    target: Annotated[
-        float | None, typer.Option(help="value to be reached (the best that all runs reach)")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder of the comparison (runs/...)")] = None,
-    quiet: Quiet = False,
-    tensorboard: ToTensorBoard = False,
-    mlflow: ToMLflow = False,
-) -> None:
+        "names from `rabo algorithms` with commas between, each with options of its own "
+        "after colons (fedmbo:policy=importance:num_terms=5)",
+    ] = "rabo,rafbo,fedavg"
+    seeds: Annotated[int, "runs of each algorithm, from --seed on"] = 3
+    baseline: Annotated[str | None, "whose costs are 100 % (the first algorithm's)"] = None
+    target: Annotated[float | None, "value to be reached (the best that all runs reach)"] = None
+    out: Annotated[Path | None, "folder of the comparison (runs/...)"] = None
+
+
+def compare_task(experiment: Experiment, options: CompareOptions) -> None:
+    """Compare algorithms on a task and print two tables."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = out or Path("runs") / f"compare-{experiment.task}-{stamp}"
-    names = split_entries(algorithms)
+    folder = options.out or Path("runs") / f"compare-{experiment.task}-{stamp}"
+    names = split_entries(options.algorithms)
 
     def work() -> Outcome:
-        writers = writers_of(folder, tensorboard, mlflow)
-        comparison = Comparison(experiment=experiment, algorithms=names, seeds=seeds)
-        go = partial(compare, comparison, folder, baseline=baseline, target=target)
-        if quiet:
+        writers = writers_of(folder, options.tensorboard, options.mlflow)
+        comparison = Comparison(experiment=experiment, algorithms=names, seeds=options.seeds)
+        chosen = {"baseline": options.baseline, "target": options.target}
+        go = partial(compare, comparison, folder, **chosen)
+        if options.quiet:
             return go(writers=writers)
         with _Watch(comparison) as watch:
             return go(on_start=watch.start, writers=[watch, *writers])
 
     _print(guarded(work, folder, f"; the same command with --out {folder} goes on"))
-    console.print(
-        f"results.json, results.csv, results.png and the runs: {folder}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"results.json, results.csv, results.png and the runs: {folder}")
 
 
 @dataclass
@@ -185,73 +172,7 @@ def _price(price: Price | None, seeds: int) -> list[str]:
     return [f"{price.rounds:.4g}{some}", short(price.multiply_adds), f"{short(price.bytes)}B"]
 
 
-def exchanges_of_algorithms() -> list[dict[str, str]]:
-    """Return what rounds exchange, and what algorithms need."""
-    heads = {True: "--heads shared", False: "any"}
-    return [
-        {
-            "name": name,
-            "as published": kind.kind,
-            "exchanges a round": kind.exchanges,
-            "vectors": kind.vectors,
-            "second order": "yes" if kind.second_order else "no",
-            "few-shot": "only" if kind.is_episodic else heads[kind.needs_one_y],
-        }
-        for name, kind in ALGORITHMS.items()
-    ]
-
-
-def papers_of_algorithms() -> list[dict[str, str]]:
-    """Return where algorithms come from."""
-    return [
-        {"name": name, "class": kind.__name__, "paper": kind.paper}
-        for name, kind in ALGORITHMS.items()
-    ]
-
-
-def options_of_algorithm(name: str) -> list[dict[str, str]]:
-    """Return the options of an algorithm, with their defaults and what they may name."""
-    plain = make_algorithm(name)
-    return [
-        {
-            "option": each.name,
-            "default": str(getattr(plain, each.name)),
-            "or one of": ", ".join(NAMED.get(each.name, ())),
-        }
-        for each in fields(find_algorithm(name))
-    ]
-
-
-def list_algorithms(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="one of them: show its options",
-            autocompletion=lambda incomplete: [n for n in ALGORITHMS if n.startswith(incomplete)],
-        ),
-    ] = None,
-) -> None:
-    """List all algorithms: what a round exchanges, and where they come from; or one's options."""
-    if name is None:
-        for rows in (exchanges_of_algorithms(), papers_of_algorithms()):
-            _print_rows(rows)
-        console.print(NOTES, highlight=False)
-        return
-    try:
-        rows = options_of_algorithm(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    kind = find_algorithm(name)
-    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
-    about = "\n\n".join(" ".join(each.split()) for each in paragraphs)
-    console.print(f"{name}: {about}\n\n{kind.paper}", highlight=False, markup=False)
-    _print_rows(rows)
-    console.print(OPTIONS, highlight=False)
-
-
-def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
-    table = Table(*rows[0], box=SIMPLE_HEAD)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*row.values())
-    console.print(table)
+for _name, _kind in TASKS.items():
+    _example = f"Example: rabo compare {_name} --algorithms rabo,fedavg --seeds 2 {_kind.example}"
+    _command = task_command(_name, compare_task, CompareOptions, without="algorithm")
+    app.command(_name, epilog=_example)(_command)

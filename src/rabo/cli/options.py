@@ -1,11 +1,12 @@
-"""Options of experiments, algorithms and tasks as those of a command."""
+"""Fields of dataclasses as the options of a command."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from rabo.algorithms import ALGORITHMS, ALIASES
 from rabo.execution import RUNTIMES
@@ -13,80 +14,147 @@ from rabo.hypergradients import ESTIMATORS
 from rabo.pruning.policies import POLICIES
 from rabo.runs.experiment import Experiment
 from rabo.runs.options import parse_option
-from rabo.tasks import Task
+from rabo.tasks import TASKS
 
-KNOWN = {
+# values that the tab key completes
+KNOWN: dict[str, Sequence[str]] = {
     "algorithm": (*ALGORITHMS, *ALIASES),
     "runtime": ("auto", *RUNTIMES),
     "device": ("auto", "cpu", "cuda"),
     "aggregate": ("mean", "median", "trimmed"),
+    "policy": tuple(POLICIES),
+    "hypergradient": tuple(ESTIMATORS),
+    "hessian": ("local", "global"),
 }
+SET_ELSEWHERE = {Experiment: {"task", "task_options", "algorithm_options"}}  # not options
 
 
-def _option(text: str, names: tuple[str, ...] = ()) -> Any:
-    """Make an option with its help; the tab key completes names that are known."""
-    if not names:
-        return typer.Option(help=text)
-    return typer.Option(
-        help=text, autocompletion=lambda incomplete: [n for n in names if n.startswith(incomplete)]
-    )
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmOptions:
+    """Options that most algorithms have."""
 
-
-def algorithm_options(
     policy: Annotated[
-        str | None,
-        _option(f"which channels a client trains: {', '.join(POLICIES)}", tuple(POLICIES)),
-    ] = None,
+        str | None, f"selects the channels that a client trains: {', '.join(POLICIES)}"
+    ] = None
     hypergradient: Annotated[
-        str | None,
-        _option(f"instead of the algorithm's own: {', '.join(ESTIMATORS)}", tuple(ESTIMATORS)),
-    ] = None,
-    hessian: Annotated[str | None, typer.Option(help="local (the paper) or global")] = None,
+        str | None, f"replaces the algorithm's own estimator: {', '.join(ESTIMATORS)}"
+    ] = None
+    hessian: Annotated[str | None, "local (the paper) or global"] = None
     alpha: Annotated[
         float | None,
-        typer.Option(
-            help="outer step size; one that falls: "
-            """--option 'alpha={"name": "cosine", "start": 0.3}'"""
-        ),
-    ] = None,
-    beta: Annotated[str | None, typer.Option(help="inner step size, or auto")] = None,
-    momentum: Annotated[float | None, typer.Option(help="of the inner steps")] = None,
-    levels: Annotated[
-        str | None, typer.Option(help="what a single-level algorithm trains: both, or y")
-    ] = None,
-    inner_steps: Annotated[int | None, typer.Option(help="inner steps T of a round")] = None,
+        "outer step size; for a schedule: "
+        """--option 'alpha={"name": "cosine", "start": 0.3}'""",
+    ] = None
+    beta: Annotated[str | None, "inner step size, or auto"] = None
+    momentum: Annotated[float | None, "of the inner steps"] = None
+    levels: Annotated[str | None, "levels that a single-level algorithm trains: both, or y"] = None
+    inner_steps: Annotated[int | None, "inner steps T of a round"] = None
     outer_steps: Annotated[
-        int | None, typer.Option(help="steps on x that a client of rabo or rafbo takes in a round")
-    ] = None,
+        int | None, "steps on x that a client of rabo or rafbo takes in a round"
+    ] = None
     option: Annotated[
-        list[str] | None,
-        typer.Option(help="any other option of the algorithm, as NAME=VALUE (num_terms=5)"),
-    ] = None,
-) -> dict[str, Any]:
-    """Return what was given of the options that most algorithms have."""
-    others = dict(map(_parse_option, option or []))
-    flags = {
-        "policy": policy,
-        "hypergradient": hypergradient,
-        "hessian": hessian,
-        "alpha": alpha,
-        "beta": beta if beta in (None, "auto") else _number("beta", beta),
-        "momentum": momentum,
-        "levels": levels,
-        "num_inner_steps": inner_steps,
-        "num_outer_steps": outer_steps,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
-    if twice := others.keys() & given.keys():
-        raise typer.BadParameter(f"{', '.join(sorted(twice))} must be given once, got two values")
-    return {**others, **given}
+        list[str] | None, "any other option of the algorithm, as NAME=VALUE (num_terms=5)"
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were given, under the names that algorithms have for them."""
+        try:
+            others = dict(map(parse_option, self.option or []))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        flags = {
+            "policy": self.policy,
+            "hypergradient": self.hypergradient,
+            "hessian": self.hessian,
+            "alpha": self.alpha,
+            "beta": self.beta if self.beta in (None, "auto") else _number("beta", self.beta),
+            "momentum": self.momentum,
+            "levels": self.levels,
+            "num_inner_steps": self.inner_steps,
+            "num_outer_steps": self.outer_steps,
+        }
+        given = {name: value for name, value in flags.items() if value is not None}
+        if twice := others.keys() & given.keys():
+            raise typer.BadParameter(
+                f"{', '.join(sorted(twice))} must be given once, got two values"
+            )
+        return {**others, **given}
 
 
-def _parse_option(text: str) -> tuple[str, Any]:
-    try:
-        return parse_option(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+class TaskGroup(TyperGroup):
+    """Commands by task. A Python file stands for the task `own` with that file."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, with_task(args))
+
+
+def with_task(words: Sequence[str]) -> list[str]:
+    """Turn `problem.py ...` into `own --file problem.py ...`."""
+    is_file = bool(words) and words[0].endswith(".py")
+    return ["own", "--file", *words] if is_file else list(words)
+
+
+def task_command(
+    task: str, action: Callable[..., None], *kinds: type, without: str = ""
+) -> Callable[..., None]:
+    """Make the command of a task: `action` takes an experiment and one value of each kind."""
+    own = TASKS[task]
+
+    def call(run: Any, algorithm: Any, own_options: Any, *others: Any) -> None:
+        options = AlgorithmOptions(**algorithm).given()
+        experiment = Experiment(
+            task=task, task_options=own_options, algorithm_options=options, **run
+        )
+        action(experiment, *(kind(**o) for kind, o in zip(kinds, others, strict=True)))
+
+    return command_of(call, Experiment, AlgorithmOptions, own, *kinds, about=own, without=without)
+
+
+def command_of(
+    action: Callable[..., None], *kinds: type, about: type, without: str = "", unset: bool = False
+) -> Callable[..., None]:
+    """Make a command with the fields of dataclasses as its options.
+
+    `action` takes a dictionary of values for each dataclass. With `unset`, options have no
+    defaults: those that are not given are None.
+    """
+    groups = [parameters_of(kind, without, unset) for kind in kinds]
+
+    def command(**options: Any) -> None:
+        action(*({p.name: options[p.name] for p in group} for group in groups))
+
+    shown = [parameter for group in groups for parameter in group]
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in shown}
+    command.__doc__ = about.__doc__
+    return command
+
+
+def parameters_of(kind: Any, without: str = "", unset: bool = False) -> list[inspect.Parameter]:
+    """Turn the fields of a dataclass, annotated with their help, into options."""
+    hints = get_type_hints(kind, include_extras=True)
+    left_out = SET_ELSEWHERE.get(kind, set()) | {without}
+    found = []
+    for option in fields(kind):
+        if option.name in left_out:
+            continue
+        plain, text = get_args(hints[option.name])[:2]
+        default = None if unset else ... if option.default is MISSING else option.default
+        annotation = Annotated[plain | None if unset else plain, _option(option.name, text)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        found.append(
+            inspect.Parameter(option.name, keyword, default=default, annotation=annotation)
+        )
+    return found
+
+
+def _option(name: str, text: str) -> Any:
+    """Make an option with its help and the values that the tab key completes."""
+    names = KNOWN.get(name, ())
+    complete = (
+        (lambda incomplete: [n for n in names if n.startswith(incomplete)]) if names else None
+    )
+    return typer.Option(help=text, autocompletion=complete)
 
 
 def _number(name: str, text: str) -> float:
@@ -94,55 +162,3 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{name} must be a number or auto, got {text!r}") from None
-
-
-def command_for(name: str, kind: type[Task], action: Callable[..., None]) -> Callable[..., None]:
-    """Make `rabo run NAME` or `rabo compare NAME`, with the options of all that take part."""
-    of_action = _parameters_of(action, "experiment")
-    replaced = "algorithm" if any(p.name == "algorithms" for p in of_action) else ""
-    of_run = _fields_of(Experiment, "task", "task_options", "algorithm_options", replaced)
-    of_algorithm, of_task = _parameters_of(algorithm_options), _fields_of(kind)
-
-    def command(**options: Any) -> None:
-        def given(parameters: list[inspect.Parameter]) -> dict[str, Any]:
-            return {p.name: options[p.name] for p in parameters}
-
-        experiment = Experiment(
-            task=name,
-            task_options=given(of_task),
-            algorithm_options=algorithm_options(**given(of_algorithm)),
-            **given(of_run),
-        )
-        action(experiment, **given(of_action))
-
-    shown = [*of_action, *of_run, *of_algorithm, *of_task]
-    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in shown}
-    command.__doc__ = kind.__doc__
-    return command
-
-
-def _fields_of(kind: Any, *without: str) -> list[inspect.Parameter]:
-    """Turn the fields of a dataclass, Annotated with what they mean, into options."""
-    hints = get_type_hints(kind, include_extras=True)
-    found = []
-    for option in fields(kind):
-        if option.name in without:
-            continue
-        plain, text = get_args(hints[option.name])[:2]
-        annotation = Annotated[plain, _option(text, KNOWN.get(option.name, ()))]
-        default = option.default if option.default is not MISSING else ...
-        found.append(_parameter(option.name, default, annotation))
-    return found
-
-
-def _parameters_of(function: Callable[..., Any], *without: str) -> list[inspect.Parameter]:
-    parameters = inspect.signature(function).parameters.values()
-    return [
-        _parameter(p.name, p.default, p.annotation) for p in parameters if p.name not in without
-    ]
-
-
-def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)

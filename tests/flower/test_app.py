@@ -1,9 +1,12 @@
 """The app: options of a run as text, and a problem of one's own from one file."""
 
 import json
+import shlex
 import shutil
 import tomllib
 from dataclasses import fields
+from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +16,18 @@ from flwr.common.config import validate_config
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 from grids import FakeGrid
+from rich.console import Console
 from typer.testing import CliRunner
 
+from rabo.cli import flower as commands
 from rabo.execution import Task
-from rabo.flower import app, commands, launch
+from rabo.flower import events, launch
 from rabo.flower.app import client_app, server_app
-from rabo.flower.commands import app as flower
+from rabo.flower.events import read_event
+from rabo.flower.follow import Follower
 from rabo.flower.launch import TEMPLATE, Children
 from rabo.flower.messages import task_records, unpack
-from rabo.flower.sites import experiment_of, parse_options
+from rabo.flower.options import experiment_of, parse_options, run_config
 from rabo.pruning.submodel import cut
 from rabo.runs.experiment import Experiment
 from rabo.tasks import TASKS
@@ -138,70 +144,160 @@ def test_nobody_else_knows_the_noise_of_a_client_unless_the_run_is_to_be_repeate
     assert torch.equal(*again)
 
 
-def test_a_run_ends_with_what_was_reached_and_where_it_is(tmp_path, monkeypatch):
-    said, out = [], tmp_path / "run"
+def run_of_server(out, monkeypatch, *, problems=None, **config):
+    """Run the server app on a fake grid, and return the lines of its log."""
+    lines = []
     monkeypatch.setattr("rabo.flower.app.end_with", lambda parent: None)
-    monkeypatch.setattr(app.log, "info", lambda text, *of: said.append(text % of if of else text))
+    monkeypatch.setattr(events.log, "info", lambda text, *of: lines.append(f"{text % of}\n"))
     where = context(0)
-    where.run_config = {**OWN, "clients": 2, "rounds": 1, "out": str(out)}
+    where.run_config = {**OWN, "clients": 2, "rounds": 3, "out": str(out), **config}
     setup, algorithm = experiment_of(where.run_config, TEMPLATE).build()
     grid = FakeGrid({i: client.problem for i, client in enumerate(setup.clients)}, algorithm)
     server_app(TEMPLATE)(grid, where)
-    end = "\n".join(said[said.index("the run is finished") :])
+    return lines
+
+
+def shown(lines, log, quiet=False):
+    """Return the follower of a run and what the terminal shows."""
+    text = StringIO()
+    console = Console(file=text, force_terminal=False, width=200)
+    follower = Follower(console, console, quiet)
+    follower.follow(lines, log)
+    return follower, text.getvalue()
+
+
+def test_the_terminal_shows_nodes_rounds_and_the_result_and_the_log_has_all(tmp_path, monkeypatch):
+    out, log = tmp_path / "run", tmp_path / "logs" / "run.log"
+    lines = ["INFO : of Flower\n", *run_of_server(out, monkeypatch)]
+    follower, text = shown(lines, log)
+    assert follower.is_finished
+    assert follower.folder == str(out)
+    assert "2 of 2 nodes" in text
+    assert "round 3/3" in text
+    assert "of Flower" not in text
     cost = json.loads((out / "summary.json").read_text())["cost"]
-    assert f"{cost['bytes_up']:,}" in end
-    assert "coverage of y" in end
-    assert f"rabo report {out}" in end
+    assert f"{cost['bytes_up']:,}" in text
+    assert f"rabo report {out}" in text
+    assert len(text.splitlines()) < 30
+    assert log.read_text() == "".join(lines)
+    _, quiet = shown(lines, log, quiet=True)
+    assert "round 3/3" not in quiet
+    assert f"{cost['bytes_up']:,}" in quiet
+
+
+def test_the_terminal_names_clients_that_sit_out_or_fail_once(tmp_path, monkeypatch):
+    lines = run_of_server(tmp_path / "run", monkeypatch, clients=3, **{"min-clients": 2})
+    kinds = [event["event"] for event in map(read_event, lines) if event]
+    assert kinds.count("round") == 3
+    rounds = [line for line in lines if '"event":"round"' in line]
+    changed = [line.replace('"absent":{}', '"absent":{"1":"its node is gone"}') for line in rounds]
+    _, text = shown([line for line in lines if line not in rounds][:2] + changed, tmp_path / "log")
+    assert text.count("its node is gone") == 1
+
+
+def test_the_error_of_a_run_is_told(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(events.log, "info", lambda text, *of: lines.append(f"{text % of}\n"))
+    with pytest.raises(ValueError, match="too small"), events.failures_told():
+        raise ValueError("alpha is too small")
+    follower, _ = shown(lines, tmp_path / "log")
+    assert (follower.is_finished, follower.error) == (False, "alpha is too small")
+
+
+def test_options_of_the_command_line_change_those_of_the_app(tmp_path):
+    launch.new_app(tmp_path)
+    own = run_config(tmp_path, "few-shot", {"rounds": 4, "min_replies": 2}, {"ways": 3}, {})
+    asked = experiment_of({**CONFIG, **own}, tmp_path / "app")
+    assert (asked.rounds, asked.min_replies, asked.clients) == (4, 2, CONFIG["clients"])
+    assert (asked.task_options["ways"], asked.task_options["channels"]) == (3, "32")
+    falls = {"alpha": {"name": "cosine", "start": 0.3}}
+    other = run_config(tmp_path, "own", {}, {}, falls)
+    asked = experiment_of({**CONFIG, **other}, tmp_path / "app")
+    assert asked.task_options == {"file": str(tmp_path / "app" / "problem.py")}
+    assert asked.algorithm_options == falls
+    with pytest.raises(ValueError, match="Did you mean 'num_inner_steps'"):
+        run_config(tmp_path, "digits", {}, {}, {"num_iner_steps": 3})
 
 
 def test_nodes_say_whom_they_join(tmp_path, monkeypatch):
     monkeypatch.setattr(Children, "start", lambda *_: None)
     words = ["nodes", str(tmp_path), "--clients", "2", "--port", "7"]
-    done = CliRunner().invoke(flower, [*words, "--insecure"])
+    done = CliRunner().invoke(commands.app, [*words, "--insecure"])
     assert "clients 0 to 1: joining 127.0.0.1:7 (PLAIN)" in done.output
-    done = CliRunner().invoke(flower, words)
+    done = CliRunner().invoke(commands.app, words)
     assert done.exit_code == 1
     assert "ca.pem is missing: copy it from the server" in done.output
 
 
-@pytest.mark.parametrize(
-    ("command", "said", "then"),
-    [
-        ("run", ["recorded in /r/q"], "the run goes on at the server"),
-        (
-            "up",
-            ["recorded in /r/q"],
-            "kept in /r/q; to go on:\n  rabo flower up {folder} -- --run-config rounds=8 "
-            "--run-config 'out=\"/r/q\" resume=true'",
-        ),
-        ("up", [], "stopped before the run began"),
-    ],
-)
-def test_ctrl_c_says_what_becomes_of_the_run(tmp_path, monkeypatch, command, said, then):
-    def stream(*_):
-        yield from said
-        raise KeyboardInterrupt
-
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    """A folder with an app and a connection, in which no process is started."""
     monkeypatch.setattr(commands, "_serve", lambda *_: None)
     monkeypatch.setattr(commands, "_join", lambda *_: None)
-    monkeypatch.setattr(launch, "stream", stream)
     launch.new_app(tmp_path)
     launch.connect(tmp_path, "127.0.0.1:7", plain=True)
-    given = [command, str(tmp_path), "--", "--run-config", "rounds=8"]
-    done = CliRunner().invoke(flower, given)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_ctrl_c_says_what_becomes_of_the_run(trial, monkeypatch, command):
+    begun = run_of_server(trial / "a run", monkeypatch)
+
+    def stream(*_):
+        yield from begun[:-2]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "stream", stream)
+    given = [command, str(trial), "own", "--rounds", "8", "--alpha", "0.3"]
+    done = CliRunner().invoke(commands.app, given)
     assert done.exit_code == 130
-    assert then.format(folder=tmp_path) in done.output
-    assert ("the run goes on" in done.output) == (command == "run")
+    if command == "run":
+        assert "goes on at the server" in done.output
+    else:
+        again = shlex.split(done.output.splitlines()[-1])
+        out = str(trial / "a run")
+        assert again == ["rabo", "flower", *given, "--out", out, "--resume"]
+
+
+def test_a_run_that_fails_names_the_reason_and_the_log(trial, monkeypatch):
+    event = json.dumps({"event": "error", "text": "two nodes are missing"})
+    monkeypatch.setattr(launch, "stream", lambda *_: (line for line in [f"{events.MARK}{event}\n"]))
+    done = CliRunner().invoke(commands.app, ["up", str(trial)])
+    assert done.exit_code == 1
+    assert "two nodes are missing" in done.output
+    assert str(trial / "logs" / "run.log") in done.output.replace("\n", "")
+
+
+def test_options_of_a_federation_are_those_of_a_run(trial, monkeypatch):
+    seen = []
+
+    def stream(command, env):
+        seen.append(tomllib.loads(Path(command[-1]).read_text()))
+        yield ""
+
+    monkeypatch.setattr(launch, "stream", stream)
+    words = ["digits", "--width", "16", "--alpha", "0.3", "--option", "num_inner_steps=2"]
+    CliRunner().invoke(commands.app, ["run", str(trial), *words, "--deadline", "5"])
+    [config] = seen
+    asked = experiment_of({**CONFIG, **config}, trial / "app")
+    assert (asked.task, asked.task_options) == ("digits", {"width": 16})
+    assert asked.algorithm_options == {"alpha": 0.3, "num_inner_steps": 2}
+    assert config["deadline"] == 5.0
+    for wrong, right in {"--alhpa": "--alpha", "--roundss": "--rounds"}.items():
+        done = CliRunner().invoke(commands.app, ["run", str(trial), "digits", wrong, "1"])
+        assert done.exit_code == 2
+        assert right in done.output.replace(wrong, "")
+    assert len(seen) == 1
 
 
 def test_a_folder_without_an_app_is_not_written_to(tmp_path):
     for command in ("run", "up"):
-        done = CliRunner().invoke(flower, [command, str(tmp_path / "typo")])
+        done = CliRunner().invoke(commands.app, [command, str(tmp_path / "typo")])
         assert done.exit_code == 1
         assert "has no app: run `rabo flower new" in done.output
         assert list(tmp_path.iterdir()) == []
     launch.new_app(tmp_path)
-    done = CliRunner().invoke(flower, ["run", str(tmp_path)])
+    done = CliRunner().invoke(commands.app, ["run", str(tmp_path)])
     assert done.exit_code == 1
     assert "start it with `rabo flower server" in done.output
 

@@ -17,7 +17,7 @@ from rabo.execution import InProcess
 from rabo.flower.credentials import make_keys
 from rabo.flower.launch import TEMPLATE
 from rabo.flower.membership import register
-from rabo.flower.sites import experiment_of
+from rabo.flower.options import experiment_of
 from rabo.runs.experiment import run
 
 pytestmark = pytest.mark.xdist_group("processes")  # one federation at a time

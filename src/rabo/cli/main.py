@@ -37,7 +37,7 @@ app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data
 app.command("resume", epilog="Example: rabo resume runs/first --rounds 40")(resume_run)
 app.command(epilog="Example: rabo demo --rounds 10 --out runs/demo")(demo)
 if find_spec("flwr"):  # the extra rabo[flower]
-    from rabo.flower.commands import app as flower_app
+    from rabo.cli.flower import app as flower_app
 
     app.add_typer(flower_app, name="flower")
 else:

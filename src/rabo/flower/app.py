@@ -5,29 +5,25 @@ import os
 import secrets
 import time
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from rich.console import Console
 
 from rabo.exchange.budgets import at_round
 from rabo.execution import Privacy
-from rabo.federation.rounds import Round
 from rabo.flower import sites
+from rabo.flower.events import Events, failures_told, tell, tell_result
 from rabo.flower.lifetime import end_with
 from rabo.flower.messages import fault_records
+from rabo.flower.options import experiment_of
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
-from rabo.flower.sites import experiment_of
 from rabo.flower.work import WIDTH, message_types
 from rabo.runs.experiment import resume, run
 from rabo.runs.options import choose_device
-from rabo.runs.summary import print_result
-from rabo.runs.writers import Start
 
 log = logging.getLogger("flwr")
 
@@ -48,7 +44,8 @@ def client_app(folder: Path) -> ClientApp:
                 content = width_records(worker.client, width)
             else:
                 privacy = _privacy(context, folder)
-                content = worker.answer(kind, message.content, context.state, privacy)
+                compare = bool(context.run_config.get("compare", True))
+                content = worker.answer(kind, message.content, context.state, privacy, compare)
         except Exception as error:
             log.exception("client failed at %s", kind)
             content = fault_records(error)
@@ -67,6 +64,10 @@ def server_app(folder: Path) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         end_with(os.getppid())  # or it would wait for its SuperLink for ever
+        with failures_told():
+            _serve(grid, context)
+
+    def _serve(grid: Grid, context: Context) -> None:
         config = context.run_config
         experiment = experiment_of(config, folder)
         out = Path(str(config["out"]) or f"runs/flower-{context.run_id}").absolute()
@@ -81,13 +82,10 @@ def server_app(folder: Path) -> ServerApp:
             device=torch.device(choose_device(experiment.device)),
         )
         if config["resume"] and (out / "config.json").exists():
-            result = resume(experiment, out, [Log()], log.info, runtime)
+            result = resume(experiment, out, [Events()], say, runtime)
         else:
-            result = run(experiment, out, [Log()], runtime)
-        table = StringIO()
-        print_result(result, out, Console(file=table, width=100))
-        for line in table.getvalue().splitlines():
-            log.info(line)
+            result = run(experiment, out, [Events()], runtime)
+        tell_result(result, out)
 
     return app
 
@@ -107,11 +105,24 @@ def _partition(context: Context) -> int:
 
 
 def _wait_for_nodes(grid: Grid, number: int, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while len(list(grid.get_node_ids())) < number:
-        if time.monotonic() > end:
-            raise RuntimeError(f"fewer than {number} nodes have joined within {seconds:g} s")
-        time.sleep(0.1)
+    """Wait until enough nodes have joined, and tell how many have."""
+    end, joined = time.monotonic() + seconds, -1
+    while joined < number:
+        found = len(list(grid.get_node_ids()))
+        if found != joined:
+            say(f"{found} of {number} nodes have joined")
+            joined = found
+        elif time.monotonic() > end:
+            raise RuntimeError(
+                f"fewer than {number} nodes have joined within {seconds:g} s, got {joined}"
+            )
+        else:
+            time.sleep(0.1)
+
+
+def say(text: str) -> None:
+    """Show a line in the terminal of the run."""
+    tell("say", text=text)
 
 
 def _privacy(context: Context, folder: Path) -> Privacy | None:
@@ -120,24 +131,3 @@ def _privacy(context: Context, folder: Path) -> Privacy | None:
     if privacy is None or context.run_config["repeatable-noise"]:
         return privacy
     return replace(privacy, seed=secrets.randbits(63))
-
-
-class Log:
-    """Tells Flower's log, which `flwr run --stream` shows, of every round."""
-
-    def begin(self, start: Start) -> None:
-        task, algorithm = start.config["task"], start.config["algorithm"]
-        log.info("%s · %s: %d rounds, recorded in %s", task, algorithm, start.rounds, start.folder)
-
-    def add(self, done: Round) -> None:
-        metrics = "  ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
-        log.info("round %d  clients %s  %s", done.round + 1, dict(done.present), metrics)
-        for client, why in done.absent.items():
-            log.warning("client %d sat out round %d: %s", client, done.round + 1, why)
-        for round, client, phase, why in done.faults:
-            log.warning("client %d in round %d at %s: %s", client, round + 1, phase, why)
-        if done.skipped:
-            log.warning("round %d was given up: %s", done.round + 1, done.skipped)
-
-    def end(self, status: str) -> None:
-        log.info("the run is %s", status)

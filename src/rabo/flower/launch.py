@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,8 +17,7 @@ TEMPLATE = Path(__file__).parent / "template"
 APP = "app"
 HOME = ".flower"  # what Flower's command line keeps, in the folder of the trial
 NAME = "trial"  # of the connection to the server, in Flower's words
-FINISHED = "the run is finished"  # what the app of the server says at last
-RECORDED = "recorded in "  # and at first, before the folder of the run
+LOGS = "logs"  # of Flower's processes, in the folder of the trial
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -110,11 +109,17 @@ def connect(folder: Path, address: str, plain: bool) -> None:
     (folder / HOME / "config.toml").write_text(text)
 
 
-def run_command(folder: Path, options: Sequence[str]) -> list[str]:
-    return ["flwr", "run", str(folder / APP), NAME, "--stream", *options]
+def run_command(folder: Path, config: Path) -> list[str]:
+    """Return the command that submits a run and streams its log."""
+    return ["flwr", "run", str(folder / APP), NAME, "--stream", "--run-config", str(config)]
 
 
-def stream(command: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
+def log_of(folder: Path, name: str) -> Path:
+    """Return the log of a process: DIR/logs/NAME.log."""
+    return folder / LOGS / f"{name}.log"
+
+
+def stream(command: Sequence[str], env: Mapping[str, str]) -> Generator[str, None, None]:
     """Run a command and yield what it prints, line by line; it ends when nobody listens."""
     env = {**env, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -135,6 +140,8 @@ class Children:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], log: Path | None = None
     ) -> subprocess.Popen[bytes]:
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") if log else nullcontext() as output:
             process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
         self.processes.append(process)

@@ -262,7 +262,7 @@ def recorded_experiment(
         if config.get("elsewhere"):
             raise ValueError(
                 "its clients are in other processes; start the server and the nodes, and run it "
-                f"again with --run-config 'out=\"{out}\" resume=true'"
+                f"again with `rabo flower run FOLDER --out {out} --resume`"
             )
         for told in TOLD:
             config.pop(told, None)

@@ -48,13 +48,12 @@ def writers_of(folder: Path, tensorboard: bool, mlflow: bool) -> list[Writer]:
 
 
 @contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print warnings about a run as single lines, without file names and source code."""
+def told_warnings(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass warnings about a run to `say`, without file names and source code."""
 
     def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, TOLD):
-            line = f"[yellow]warning[/]: {escape(str(message))}"
-            errors.print(line, highlight=False, soft_wrap=True)
+            say(str(message))
         else:
             before(message, category, *place, **more)
 
@@ -63,6 +62,10 @@ def _warnings_as_lines() -> Iterator[None]:
         for category in TOLD:
             warnings.simplefilter("default", category)
         yield
+
+
+def _warn(text: str) -> None:
+    errors.print(f"[yellow]warning[/]: {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
@@ -74,7 +77,7 @@ def guarded(work: Callable[[], Any], folder: Path, advice: str = "") -> Any:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)  # as Ctrl-C: what was reached is kept
     try:
-        with _warnings_as_lines():
+        with told_warnings(_warn):
             return work()
     except (FileExistsError, NotADirectoryError):
         why = f"a file is in the way of the folder {folder}; choose another --out"

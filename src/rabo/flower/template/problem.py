@@ -1,4 +1,4 @@
-"""A problem of your own; to run it: --run-config 'task="own" task-options="file=problem.py"'.
+"""A problem of your own; to run it: `rabo flower up FOLDER problem.py`.
 
 One ridge penalty per feature, learned so that the regression does well on validation data.
 """

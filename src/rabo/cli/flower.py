@@ -2,15 +2,24 @@
 
 import shlex
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rabo.cli.options import AlgorithmOptions, command_of, with_task
+from rabo.errors import lookup
 from rabo.flower import launch
 from rabo.flower.credentials import has_certificates, make_certificates, make_keys
+from rabo.flower.follow import Follower
 from rabo.flower.launch import Children
+from rabo.flower.options import FlowerOptions, app_config, run_config, write_config
+from rabo.runs.experiment import Experiment
+from rabo.runs.terminal import console, errors
+from rabo.tasks import TASKS
 
 app = typer.Typer(
     help="Run a federation on real machines, with Flower.",
@@ -22,7 +31,11 @@ Folder = Annotated[Path, typer.Argument(help="folder of the trial")]
 Host = Annotated[str, typer.Option(help="address of the server")]
 Port = Annotated[int, typer.Option(help="port of the server")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="without TLS and authentication")]
-Options = Annotated[list[str] | None, typer.Argument(help="options of `flwr run`")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="a task (the app's, or FILE.py in it), then options: see DIR TASK --help"),
+]
+OWN_WORDS = {"allow_interspersed_args": False}  # options behind the folder depend on the task
 NodeConfig = Annotated[
     str,
     typer.Option(help="what the node has: 'capacity=0.5', 'memory=\"512MB\"', 'capacity=\"auto\"'"),
@@ -76,9 +89,13 @@ def node(
     insecure: Insecure = False,
 ) -> None:
     """Join as one client."""
+    log = launch.log_of(folder, f"client-{client}")
     with _children() as children:
         _guarded(lambda: _join(children, folder, [client], f"{host}:{port}", node_config, insecure))
-        raise typer.Exit(_guarded(children.wait))
+        code = _guarded(children.wait)
+        if code:
+            typer.echo(f"the node ended (code {code}); its log is {log}", err=True)
+        raise typer.Exit(code)
 
 
 @app.command(epilog="Example: rabo flower nodes trial --clients 3")
@@ -97,8 +114,9 @@ def nodes(
 
         def say(client: int, code: int) -> None:
             typer.echo(
-                f"the node of client {client} ended (code {code}), the others go on; to start it "
-                f"again: rabo flower node {folder} --client {client}",
+                f"the node of client {client} ended (code {code}), the others go on; its log is "
+                f"{launch.log_of(folder, f'client-{client}')}; to start it again: "
+                f"rabo flower node {folder} --client {client}",
                 err=True,
             )
 
@@ -106,79 +124,118 @@ def nodes(
 
 
 @app.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog="Example: rabo flower run trial -- --run-config 'rounds=5 seed=1'",
+    context_settings=OWN_WORDS,
+    epilog="Example: rabo flower run trial digits --rounds 5 --alpha 0.3",
 )
-def run(folder: Folder, options: Options = None) -> None:
-    """Run the app on the federation: `flwr run`, with what this trial needs set."""
-    _guarded(lambda: launch.check_app(folder))
+def run(folder: Folder, words: Words = None) -> None:
+    """Run the app on the federation, with the options of `rabo run` and of the federation."""
+    asked = _asked("run", folder, words or [], _Quiet)
     _guarded(lambda: launch.check_connection(folder))
     try:
-        _run(folder, options or [])
-    except _Stopped:
+        _run(asked)
+    except KeyboardInterrupt:
         typer.echo("the run goes on at the server; Ctrl-C there ends it", err=True)
         raise typer.Exit(130) from None
 
 
-class _Stopped(KeyboardInterrupt):
-    """Ctrl-C while a run was shown; says where it is recorded, if it has said so."""
-
-
-def _run(folder: Path, options: Sequence[str]) -> None:
-    """Show a run until it ends."""
-    command = launch.run_command(folder, options)
-    is_finished, out = False, ""
-    try:
-        for line in launch.stream(command, launch.environment(folder)):
-            typer.echo(line, nl=False)
-            is_finished = is_finished or launch.FINISHED in line
-            out = out or line.partition(launch.RECORDED)[2].strip()
-    except KeyboardInterrupt:
-        raise _Stopped(out) from None
-    if not is_finished:
-        typer.echo(
-            "error: the run was not finished; the reason is above. If no server answers, start it "
-            f"with `rabo flower server {folder}`",
-            err=True,
-        )
-        raise typer.Exit(1)
-
-
 @app.command(
-    context_settings={"ignore_unknown_options": True},
-    epilog="Example: rabo flower up trial --clients 3",
+    context_settings=OWN_WORDS,
+    epilog="Example: rabo flower up trial digits --clients 3 --alpha 0.3",
 )
-def up(
-    folder: Folder,
-    options: Options = None,
-    clients: Annotated[int, typer.Option(help="number of clients", min=1)] = 3,
-    insecure: Insecure = False,
-) -> None:
+def up(folder: Folder, words: Words = None) -> None:
     """Start a server and nodes on this machine, run the app once, and end them all.
 
-    Certificates and keys that are missing are made.
+    It has the options of `rabo flower run`. Certificates and keys that are missing are made.
     """
-    _guarded(lambda: launch.check_app(folder))
-    if not insecure:
+    asked = _asked("up", folder, words or [], _Up)
+    plain, clients = asked.insecure, asked.clients
+    if not plain:
         _guarded(lambda: _make_missing(folder, clients))
-    port = launch.free_port()
+    port, follower = launch.free_port(), asked.follower()
     try:
         with _children() as children:
-            _guarded(lambda: _serve(children, folder, "127.0.0.1", port, insecure))
+            _guarded(lambda: _serve(children, folder, "127.0.0.1", port, plain))
             address = f"127.0.0.1:{port}"
-            _guarded(lambda: _join(children, folder, range(clients), address, "", insecure))
-            _run(folder, options or [])
-    except _Stopped as stopped:  # said last, after what ending processes say
-        typer.echo(_how_to_go_on(folder, str(stopped), options or []), err=True)
+            _guarded(lambda: _join(children, folder, range(clients), address, "", plain))
+            _run(asked, follower)
+    except KeyboardInterrupt:
+        typer.echo(_how_to_go_on(asked, follower.folder), err=True)
         raise typer.Exit(130) from None
 
 
-def _how_to_go_on(folder: Path, out: str, options: Sequence[str]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class _Quiet:
+    quiet: Annotated[bool, "print the result alone"] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Up(_Quiet):
+    insecure: Annotated[bool, "without TLS and authentication"] = False
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A run as the command line asks for it."""
+
+    folder: Path
+    words: Sequence[str]
+    config: Mapping[str, Any]
+    clients: int
+    quiet: bool
+    insecure: bool
+
+    def follower(self) -> Follower:
+        return Follower(console, errors, self.quiet)
+
+
+def _asked(command: str, folder: Path, words: Sequence[str], kind: type) -> _Asked:
+    """Read the task and the options behind the folder."""
+    _guarded(lambda: launch.check_app(folder))
+    plain, rest = app_config(folder), with_task(words)
+    named = bool(rest) and not rest[0].startswith("-")
+    task = rest.pop(0) if named else plain["task"]
+    _guarded(lambda: lookup("task", task, TASKS))
+    found: list[dict[str, Any]] = []
+    kinds = (Experiment, FlowerOptions, AlgorithmOptions, TASKS[task], kind)
+    reader = command_of(
+        lambda *each: found.extend(each), *kinds, about=TASKS[task], without="runtime", unset=True
+    )
+    small = typer.Typer(add_completion=False)
+    small.command(epilog=f"Example: rabo flower {command} {folder} {task} --rounds 5")(reader)
+    name = f"rabo flower {command} {folder} {task}"
+    with typer.main.get_command(small).make_context(name, list(rest)) as context:
+        context.command.invoke(context)
+    of_run, of_flower, algorithm, own, shown = (
+        {name: value for name, value in each.items() if value is not None} for each in found
+    )
+    options = AlgorithmOptions(**algorithm).given()
+    config = _guarded(lambda: run_config(folder, task, {**of_run, **of_flower}, own, options))
+    clients = {**plain, **config}["clients"]
+    quiet, insecure = (bool(shown.get(name)) for name in ("quiet", "insecure"))
+    return _Asked(folder, [task, *rest], config, clients, quiet, insecure)
+
+
+def _run(asked: _Asked, follower: Follower | None = None) -> None:
+    """Show a run until it ends."""
+    follower, folder = follower or asked.follower(), asked.folder
+    command = launch.run_command(folder, write_config(folder, asked.config))
+    log = launch.log_of(folder, "run")
+    with closing(launch.stream(command, launch.environment(folder))) as lines:
+        follower.follow(lines, log)
+    if not follower.is_finished:
+        why = follower.error or (
+            f"the run was not finished; start a server with `rabo flower server {folder}` if none "
+            "answers"
+        )
+        typer.echo(f"error: {why}\nlogs: {log}, {launch.log_of(folder, 'server')}", err=True)
+        raise typer.Exit(1)
+
+
+def _how_to_go_on(asked: _Asked, out: str) -> str:
     if not out:
         return "stopped before the run began"
-    given = [*options, "--run-config", f'out="{out}" resume=true']
-    again = f"rabo flower up {shlex.quote(str(folder))} -- {shlex.join(given)}"
-    return f"stopped; what was reached is kept in {out}; to go on:\n  {again}"
+    words = ["rabo", "flower", "up", str(asked.folder), *asked.words, "--out", out, "--resume"]
+    return f"stopped; the rounds so far are in {out}; to go on:\n  {shlex.join(words)}"
 
 
 def _make_missing(folder: Path, clients: int) -> list[Path]:
@@ -195,12 +252,16 @@ def _serve(children: Children, folder: Path, host: str, port: int, plain: bool) 
     here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     launch.connect(folder, f"{here}:{port}", plain)
     command = launch.server_command(folder, host, port, plain)
-    process = children.start(command, launch.environment(folder))
-    launch.wait_for_port(here, port, process, 60)
+    log = launch.log_of(folder, "server")
+    process = children.start(command, launch.environment(folder), log)
+    try:
+        launch.wait_for_port(here, port, process, 60)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}; its log: {log}") from None
     known = 0 if plain else register(folder, f"{here}:{port}")
     joined = "any node" if plain else f"{known} nodes with keys"
     how = "PLAIN, nothing is encrypted" if plain else "TLS"
-    typer.echo(f"server on {host}:{port} ({how}); may join: {joined}")
+    typer.echo(f"server on {host}:{port} ({how}); may join: {joined}; log: {log}")
 
 
 def _join(
@@ -215,7 +276,8 @@ def _join(
         if not plain:
             launch.check_node(folder, client)
         command = launch.node_command(folder, client, address, plain, config)
-        children.start(command, launch.environment(folder))
+        log = launch.log_of(folder, f"client-{client}")
+        children.start(command, launch.environment(folder), log)
     who = f"client {clients[0]}" if len(clients) == 1 else f"clients 0 to {clients[-1]}"
     typer.echo(f"{who}: joining {address} ({'PLAIN' if plain else 'TLS'}); Ctrl-C ends it")
 
@@ -236,6 +298,6 @@ def _guarded(work: Callable[[], Any]) -> Any:
         return work()
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, ImportError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

@@ -14,7 +14,9 @@ VIEWS = {
     "report-run": (1200, 1500, False, "details.run:last-of-type"),
     "report-phone": (390, 844, True, "figure"),
 }
-ALL_DRAWN = "return document.querySelector('.chart:not([data-drawn])') === null"
+ALL_DRAWN = (
+    "return [...document.querySelectorAll('.chart')].every((n) => n.querySelector('.main-svg'))"
+)
 
 
 def main(page: Path, out: Path) -> None:

@@ -1,7 +1,8 @@
 """The few ways in which things go wrong, each with what to do next."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -67,3 +68,20 @@ def lookup(
     close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(sorted(known))}.")
+
+
+@contextmanager
+def needs(extra: str, purpose: str) -> Iterator[None]:
+    """Name the extra to install where an import inside the block fails.
+
+    Example::
+
+        with needs("compare", "figures"):
+            from matplotlib.figure import Figure
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "a package").partition(".")[0]
+        advice = f"{purpose} need {package}: pip install 'rabo[{extra}]'"
+        raise ImportError(advice, name=error.name) from error

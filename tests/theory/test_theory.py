@@ -210,5 +210,5 @@ def test_run_theory_writes_a_figure_per_measurement_and_all_numbers(
 
 def test_without_matplotlib_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'rabo\[plots\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'rabo\[compare\]'"):
         theory.run_theory(tmp_path, quick=True, seed=0, report=print)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rabo.reproduction.grid import Grid
 from rabo.reproduction.records import Record, grouped
 from rabo.reproduction.relative import Share, shares_of
-from rabo.runs.comparison import STYLES
-from rabo.runs.plots import COLOURS, figure_class, label, new_figure, save
+from rabo.runs.plots import COLOURS, DASHES, figure_class, label, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +126,7 @@ def _without_head(text: str) -> str:
 def _style(i: int) -> dict[str, Any]:
     return {
         "color": COLOURS[i % len(COLOURS)],
-        "linestyle": STYLES[i // len(COLOURS) % len(STYLES)],
+        "linestyle": [*DASHES.values()][i // len(COLOURS) % len(DASHES)],
     }
 
 

@@ -1,17 +1,18 @@
-"""Who took part, who sat out, and why."""
+"""Charts of the clients that took part in each round."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rabo.runs.report.figures import COLOURS, Chart, layout_over_rounds, plain, thinned
+from rabo.runs.plots import BLUE, ORANGE, VERMILLION
+from rabo.runs.report.figures import Chart, layout_over_rounds, thinned
 from rabo.runs.report.runs import Run, mapping, number, text
 
-MOST_CLIENTS = 60  # that have a row each
-MOST_CELLS = 500  # rounds that have a column each
+MOST_CLIENTS = 60  # more clients are counted, not listed
+MOST_CELLS = 500  # columns, one per round
 
 
 def client_charts(run: Run) -> list[Chart]:
-    """Who took part at which width, who sat out, and whose answers were not used."""
+    """Draw the width of each client in each round, absences and answers that were not used."""
     rounds = [done for done in run.rounds if "present" in done]
     clients = sorted({c for done in rounds for c in (*_widths(done), *_sat_out(done))})
     if not clients:
@@ -29,7 +30,7 @@ def client_charts(run: Run) -> list[Chart]:
             "z": cells,
             "zmin": 0,
             "zmax": 1,
-            "colorscale": [[0, "#cc3311"], [0.001, "#cfe4f5"], [1, "#005a99"]],
+            "colorscale": [[0, VERMILLION], [0.001, "#cfe4f5"], [1, BLUE]],
             "colorbar": {"title": {"text": "width"}, "thickness": 12},
             "hovertemplate": "round %{x}, client %{y}: width %{z:.3g}<extra></extra>",
             "xgap": 1 if len(shown) <= 60 else 0,
@@ -44,15 +45,15 @@ def client_charts(run: Run) -> list[Chart]:
                 "x": [round for round, _, _ in faults],
                 "y": [str(client) for _, client, _ in faults],
                 "text": [_short(why) for _, _, why in faults],
-                "marker": {"symbol": "x", "size": 8, "color": "#ee7733"},
+                "marker": {"symbol": "x", "size": 8, "color": ORANGE},
                 "name": "answer not used",
                 "hovertemplate": "round %{x}, client %{y}: %{text}<extra></extra>",
             }
         )
     every = "" if len(shown) == len(rounds) else f" {len(shown)} of {len(rounds)} rounds are shown."
     about = (
-        "Blue: took part, the darker the wider its submodel; red: sat out; empty: not drawn; "
-        f"a cross: an answer was not used.{every}"
+        "Blue: took part, darker for a wider submodel; vermillion: sat out; empty: not drawn; "
+        f"cross: an answer was not used.{every}"
     )
     layout = layout_over_rounds(data[0]["x"], "client", y_type="category")
     layout["height"] = 180 + 14 * len(clients)
@@ -60,7 +61,7 @@ def client_charts(run: Run) -> list[Chart]:
 
 
 def sat_out(run: Run) -> list[tuple[str, str, int]]:
-    """Return who was left out, why, and in how many rounds."""
+    """Return each client that was left out, the reason, and the number of rounds."""
     found: dict[tuple[str, str], int] = {}
     for done in run.rounds:
         reasons = [(f"client {c}", why) for c, why in _sat_out(done).items()]
@@ -73,7 +74,11 @@ def sat_out(run: Run) -> list[tuple[str, str, int]]:
 
 
 def _attendance(rounds: Sequence[Mapping[str, Any]]) -> Chart:
-    counts = {"took part": _widths, "sat out": _sat_out, "answers not used": _faults}
+    counts = {
+        ("took part", BLUE): _widths,
+        ("sat out", VERMILLION): _sat_out,
+        ("answers not used", ORANGE): _faults,
+    }
     data = [
         {
             "type": "scatter",
@@ -81,9 +86,9 @@ def _attendance(rounds: Sequence[Mapping[str, Any]]) -> Chart:
             "name": name,
             "x": [done["round"] + 1 for done in rounds],
             "y": [len(of(done)) for done in rounds],
-            "line": {"color": COLOURS[i]},
+            "line": {"color": colour},
         }
-        for i, (name, of) in enumerate(counts.items())
+        for (name, colour), of in counts.items()
     ]
     layout = layout_over_rounds(data[0]["x"], "clients")
     return Chart("who took part", "Numbers of clients in each round.", data, layout)
@@ -113,4 +118,4 @@ def _cell(done: Mapping[str, Any], client: int) -> float | None:
 
 
 def _short(why: str) -> str:
-    return plain(why if len(why) <= 120 else f"{why[:119]}…")
+    return why if len(why) <= 120 else f"{why[:119]}…"

@@ -1,11 +1,11 @@
-"""Which channels were trained by how many clients."""
+"""Heat maps of how many clients trained each channel."""
 
 import re
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from rabo.runs.report.figures import Chart, layout_of, plain, thinned
+from rabo.runs.report.figures import Chart, layout_of, thinned
 from rabo.runs.report.runs import Run, mapping, numbers
 
 MOST_ROWS, MOST_COLUMNS = 300, 120
@@ -13,7 +13,7 @@ SEPARATOR = {"color": "rgba(128,128,128,0.9)", "width": 1}  # between layers
 
 
 def coverage_charts(run: Run) -> list[Chart]:
-    """How many clients trained each channel, by layer and round."""
+    """Draw the number of clients that trained each channel, by layer and round."""
     charts = []
     for level in ("x", "y"):
         columns = [done for done in run.coverage if mapping(done, level)]
@@ -23,7 +23,7 @@ def coverage_charts(run: Run) -> list[Chart]:
 
 
 def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
-    """Rows are channels, layer after layer; where they are many, neighbours share a row."""
+    """Draw a row per channel, layer after layer; many channels share rows with neighbours."""
     layers = {
         name: len(counts)
         for name, counts in sorted(mapping(columns[-1], level).items(), key=_in_words_and_numbers)
@@ -36,7 +36,7 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
         for start in range(0, number_of, size):
             stop = min(start + size, number_of)
             named = f"{start}" if stop - start == 1 else f"{start}–{stop - 1}"
-            names.append(plain(f"{_on(level, layer)}, channel {named}"))
+            names.append(f"{_on(level, layer)}, channel {named}")
             counts = [mapping(done, level).get(layer) for done in columns]
             rows.append([_mean(each, start, stop, number_of) for each in counts])
         middles.append(names[(first + len(rows) - 1) // 2])
@@ -57,7 +57,7 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
     ]
     layout = layout_of("rounds", "", x_type="category", y_type="category")
     layout["xaxis"] |= {"nticks": 12}
-    short = [plain(_tail(_on(level, layer))) for layer in layers]
+    short = [_tail(_on(level, layer)) for layer in layers]
     layout["yaxis"] |= {
         "tickmode": "array",
         "tickvals": middles,
@@ -78,7 +78,7 @@ def _channels(level: str, columns: Sequence[Mapping[str, Any]]) -> Chart:
 
 
 def _on(level: str, layer: str) -> str:
-    """Name channels that begin at the other level by where they come from."""
+    """Name the source of channels that begin at the other level."""
     other = {"x": "y.", "y": "x."}[level]
     return f"from {layer}" if layer.startswith(other) else layer
 
@@ -89,7 +89,7 @@ def _in_words_and_numbers(item: tuple[str, Any]) -> list[tuple[int, str]]:
 
 
 def _mean(counts: Any, start: int, stop: int, size: int) -> float | None:
-    """Return the mean of some counts of a layer, None where a round has none of it."""
+    """Return the mean of some counts of a layer, None if a round does not have the layer."""
     if not isinstance(counts, list) or len(counts) != size:
         return None
     own = [v for v in numbers({"counts": counts[start:stop]}, "counts") if v is not None]

@@ -1,23 +1,19 @@
-"""What every client spent, by phase."""
+"""Charts of the costs of every client, by phase."""
 
 from collections.abc import Callable
 
-from rabo.runs.report.figures import COLOURS, Chart, layout_of, plain, words
+from rabo.runs.plots import COLOURS
+from rabo.runs.report.figures import Chart, layout_of, words
 from rabo.runs.report.runs import Run, Spent
 
 
 def cost_charts(run: Run) -> list[Chart]:
-    """What every client spent, by phase."""
-    return (
-        [
-            _bars(
-                run, "multiply-adds by client and phase", "multiply-adds", lambda s: s.multiply_adds
-            ),
-            _bars(run, "bytes by client and phase", "bytes", lambda s: s.bytes),
-        ]
-        if run.costs
-        else []
-    )
+    """Draw multiply-adds and bytes: a bar per client, with a part per phase."""
+    if not run.costs:
+        return []
+    title = "multiply-adds by client and phase"
+    work = _bars(run, title, "multiply-adds", lambda spent: spent.multiply_adds)
+    return [work, _bars(run, "bytes by client and phase", "bytes", lambda spent: spent.bytes)]
 
 
 def _bars(run: Run, title: str, unit: str, of: Callable[[Spent], float]) -> Chart:
@@ -27,7 +23,7 @@ def _bars(run: Run, title: str, unit: str, of: Callable[[Spent], float]) -> Char
     data = [
         {
             "type": "bar",
-            "name": plain(words(phase)),
+            "name": words(phase),
             "x": [str(client) for client in clients],
             "y": [of(run.costs.get((client, phase), nothing)) for client in clients],
             "marker": {"color": COLOURS[i % len(COLOURS)]},

@@ -1,6 +1,6 @@
-"""What the folder of a run holds, read with patience: a file may be missing, old or half written.
+"""Read the folders of runs; a file may be missing, old or half written.
 
-What is read is plain JSON; `number` and `text` take from it what has the right kind.
+The content stays plain JSON. `number` and `text` return a member only if it has the right type.
 """
 
 import csv
@@ -128,6 +128,19 @@ def _folders(path: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in RUN_FILES)
+
+
+def find_targets(paths: Sequence[Path]) -> dict[str, list[float]]:
+    """Return the targets of the comparisons in folders, by headline metric."""
+    found: dict[str, list[float]] = {}
+    for file in (
+        f for path in paths for f in (path / "results.json", *path.glob("*/results.json"))
+    ):
+        content = _object(file, [])
+        target = number(content, "target")
+        if target is not None and target not in found.setdefault(text(content, "headline"), []):
+            found[text(content, "headline")].append(target)
+    return found
 
 
 def read_run(folder: Path, name: str, group: str) -> Run:

@@ -11,6 +11,7 @@ from rabo.algorithms import ALGORITHMS
 from rabo.cli import app
 from rabo.runs import comparison
 from rabo.runs.comparison import Point, Price, common_target, confidence, price_of
+from rabo.runs.plots import METHOD_STYLES
 from watchers import OnRound
 
 runner = CliRunner()
@@ -51,7 +52,7 @@ def test_a_comparison_reports_what_its_runs_recorded(done):
         row = results["algorithms"][name]
         values = [s["metrics"]["accuracy"] for s in (a, b)]
         assert row["value"] == pytest.approx(sum(values) / 2)
-        assert row["interval"] == pytest.approx(12.706 * abs(values[0] - values[1]) / 2)
+        assert row["interval"] == pytest.approx(12.7062047 * abs(values[0] - values[1]) / 2)
         means[name] = [
             sum(s["cost"][k] for s in (a, b) for k in keys) / 2
             for keys in (("bytes_up", "bytes_down"), ("multiply_adds",))
@@ -66,6 +67,21 @@ def test_a_comparison_reports_what_its_runs_recorded(done):
     assert list(table) == NAMES
     assert float(table["fedavg"]["value"]) == row["value"]
     assert (out / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figure_draws_a_mean_and_a_band_per_algorithm_and_names_the_target(done, monkeypatch):
+    figures = []
+    monkeypatch.setattr(comparison, "save", lambda figure, path: figures.append(figure))
+    results = read(done[0] / "results.json")
+    assert compare_digits(done[0]).exit_code == 0
+    [panel, *_] = figures[0].axes
+    lines = {line.get_label(): line for line in panel.get_lines()}
+    assert list(lines) == [*NAMES, f"target {results['target']:.4g}"]
+    values = [[point["value"] for point in curve] for curve in results["curves"]["rabo"]]
+    means = [sum(pair) / 2 for pair in zip(*values, strict=True)]
+    assert lines["rabo"].get_ydata() == pytest.approx(means)
+    assert lines["rabo"].get_color() == METHOD_STYLES["rabo"].colour
+    assert len(panel.collections) == len(NAMES)  # the bands
 
 
 def test_a_curve_ends_with_what_the_whole_run_cost(done):
@@ -212,12 +228,14 @@ def test_the_common_target_is_the_best_value_that_all_reach():
     assert common_target([A, B], falls=True) == 0.5
 
 
-@pytest.mark.parametrize("number", [2, 3, 11, 12, 30])
-def test_intervals_are_those_of_students_t(number):
-    stats = pytest.importorskip("scipy.stats")
+@pytest.mark.parametrize(
+    ("number", "quantile"), [(2, 12.7062), (3, 4.3027), (11, 2.2281), (31, 2.0423)]
+)
+def test_intervals_use_the_tabulated_quantiles_of_students_t(number, quantile):
     values = [float(k * k % 7) for k in range(number)]
-    low, high = stats.t.interval(0.95, number - 1, stats.tmean(values), stats.sem(values))
-    assert confidence(values) == pytest.approx((high - low) / 2, rel=2e-3)
+    mean = sum(values) / number
+    error = (sum((v - mean) ** 2 for v in values) / (number - 1) / number) ** 0.5
+    assert confidence(values) == pytest.approx(quantile * error, rel=2e-5)
 
 
 def test_all_algorithms_are_listed_with_what_they_exchange():

@@ -11,17 +11,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from rabo.algorithms import find_algorithm
-from rabo.errors import lookup
+from rabo.algorithms import canonical, find_algorithm
+from rabo.errors import lookup, needs
 from rabo.runs.experiment import Experiment, resume, run
 from rabo.runs.options import parse_option
-from rabo.runs.plots import COLOURS, figure_class, label, new_figure, save
+from rabo.runs.plots import band_of, draw_band, label, new_figure, save, styles_of
 from rabo.runs.writers import Writer
 from rabo.tasks import Setup
-
-# 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-STYLES = ("-", "--", ":", "-.")
 
 
 class Point(NamedTuple):
@@ -107,7 +103,9 @@ def compare(
     `on_start` hears of every run (algorithm and seed), what its headline is and whether it is
     finished already; `writers` hear of its rounds.
     """
-    figure_class()  # what is missing should be said before the runs, not after
+    with needs("compare", "comparisons"):  # a missing package is reported before the runs
+        import matplotlib  # noqa: F401
+        import scipy  # noqa: F401
     baseline = baseline or comparison.algorithms[0]
     lookup("baseline", baseline, dict.fromkeys(comparison.algorithms, 0))
     setup = _refuse_what_cannot_run(comparison)
@@ -221,12 +219,9 @@ def price_of(curves: Sequence[Sequence[Point]], target: float, falls: bool = Fal
 
 def confidence(values: Sequence[float]) -> float:
     """Return the half width of the 95 % interval of a mean, by Student's t."""
-    freedom = len(values) - 1
-    quantile = (
-        QUANTILES[freedom - 1]
-        if freedom <= len(QUANTILES)
-        else 1.96 + 2.372 / freedom + 2.823 / freedom**2
-    )
+    with needs("compare", "confidence intervals"):
+        from scipy import stats
+    quantile = float(stats.t.ppf(0.975, len(values) - 1))
     return quantile * stdev(values) / sqrt(len(values))
 
 
@@ -299,23 +294,18 @@ class Outcome:
         }
 
     def draw(self, path: Path) -> None:
-        """Draw the headline against rounds, bytes and multiply-adds: a line a seed."""
+        """Draw the headline against rounds, bytes and multiply-adds: mean and band over seeds."""
         figure, panels = new_figure(3)
+        styles = styles_of({entry: canonical(split_entry(entry)[0]) for entry in self.curves})
         scales = {"rounds": 1.0, "bytes": 1e-6, "multiply_adds": 1e-9}
         names = ("rounds", "megabytes", "multiply-adds (billions)")
         for panel, (axis, scale), title in zip(panels, scales.items(), names, strict=True):
-            for i, (name, own) in enumerate(self.curves.items()):
-                colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
-                for k, curve in enumerate(own):
-                    panel.plot(
-                        [scale * getattr(point, axis) for point in curve],
-                        [point.value for point in curve],
-                        color=colour,
-                        linestyle=style,
-                        linewidth=1,
-                        marker=".",
-                        label=name if k == 0 else None,
-                    )
-            panel.axhline(self.target, color="grey", linewidth=0.8, linestyle=":")
+            for name, own in self.curves.items():
+                points = [{p.rounds: (scale * getattr(p, axis), p.value) for p in c} for c in own]
+                draw_band(panel, band_of(points), styles[name], name)
+            target = f"target {self.target:.4g}"
+            panel.axhline(self.target, color="black", linewidth=1, linestyle=":", label=target)
             label(panel, f"against {title}", title, self.headline, "linear-linear")
+        if self.comparison.seeds > 1:
+            figure.suptitle(f"mean of {self.comparison.seeds} seeds; band: lowest to highest")
         save(figure, path)

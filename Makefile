@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 # threads of one process: tests run in one process per core, and on a busy machine two threads are
 # many times slower than one
@@ -11,13 +12,19 @@ THREADS := OMP_NUM_THREADS=1
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# the core and the tasks of the demo
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "rabo needs Python 3.11 or newer"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[tasks]'
+	touch $@
+
+# all extras and the tools of the developers
+$(READY): $(DEMO)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY)
+demo: $(DEMO)
 	$(THREADS) $(BIN)/rabo demo
 
 lint: $(READY)

@@ -330,14 +330,6 @@ def test_help_names_every_task_and_its_own_options():
     assert "dim-x" in call("run", "quadratic", "--help").output
 
 
-def test_the_command_line_starts_without_what_only_some_commands_need():
-    code = (
-        "import sys, rabo.cli; print(*{'flwr', 'sklearn', 'matplotlib', 'plotly'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
-
-
 def test_the_package_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "rabo", "--help"], capture_output=True, text=True, timeout=60

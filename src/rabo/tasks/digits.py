@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
+from rabo.errors import needs
 from rabo.exchange.budgets import Resources
 from rabo.federation.clients import Client
 from rabo.federation.ledger import Ledger
@@ -46,7 +47,8 @@ class DigitsTask:
         check_at_least_one(self, "width")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
-        from sklearn.datasets import load_digits  # slow to import
+        with needs("tasks", "digits"):
+            from sklearn.datasets import load_digits  # slow to import
 
         images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
         order = torch.randperm(len(labels), generator=stream(seed, "digits"))

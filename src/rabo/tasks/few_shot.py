@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from rabo.algorithms import SINGLE_LEVEL, State
-from rabo.errors import lookup
+from rabo.errors import lookup, needs
 from rabo.exchange.budgets import Resources
 from rabo.federation.clients import Client
 from rabo.federation.ledger import Ledger
@@ -79,6 +79,8 @@ class FewShotTask:
             raise ValueError(f"ways must be at least 2, got {self.ways}: one class is always right")
 
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
+        with needs("tasks", "few-shot tasks"):
+            import PIL  # noqa: F401  # pictures of test tasks end a run: fail before it begins
         train, test = self._load()
         train, test = train.to(device), test.to(device)
         shards = self._shards(train, len(capacities), seed)

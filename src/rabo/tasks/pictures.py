@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor
 
+from rabo.errors import needs
 from rabo.tasks.data.episodes import Tasks
 
 SCALE = 2
@@ -19,6 +19,8 @@ def draw_tasks(tasks: Tasks, guesses: Tensor, path: Path) -> None:
     A frame is green where the query was recognised and red where it was taken for another class;
     beside a red one stands the support drawing it was taken for.
     """
+    with needs("tasks", "pictures of few-shot tasks"):
+        from PIL import Image
     blocks = [_block(tasks, guesses, j) for j in range(len(tasks.support))]
     gap = torch.full((3, blocks[0].shape[1], 4 * SCALE), 255, dtype=torch.uint8)
     joined = torch.cat([part for block in blocks for part in (block, gap)][:-1], dim=2)

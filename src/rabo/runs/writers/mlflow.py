@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rabo.errors import needs
 from rabo.federation.rounds import Round
 from rabo.runs.writers.base import Start, numbers_of
 
@@ -24,11 +25,9 @@ class MLflow:
     def __init__(self, folder: Path) -> None:
         self._beside = folder.resolve().parent
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        try:
+        with needs("mlflow", "runs with --mlflow"):
             import mlflow
             import mlflow.entities
-        except ImportError as error:
-            raise ImportError("--mlflow needs mlflow: pip install 'rabo[mlflow]'") from error
         self._mlflow = mlflow
 
     def begin(self, start: Start) -> None:

@@ -1,5 +1,6 @@
 """Rounds as TensorBoard reads them."""
 
+from rabo.errors import needs
 from rabo.federation.rounds import Round
 from rabo.runs.writers.base import Start, numbers_of
 
@@ -8,12 +9,9 @@ class TensorBoard:
     """RUN/tensorboard, a scalar for each number of a round; `tensorboard --logdir RUN` shows it."""
 
     def __init__(self) -> None:
-        try:
+        with needs("tensorboard", "runs with --tensorboard"):
+            import tensorboard  # noqa: F401  # torch's own error would not name the package
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "--tensorboard needs tensorboard: pip install 'rabo[tensorboard]'"
-            ) from error
         self._kind = SummaryWriter
 
     def begin(self, start: Start) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from rabo.errors import needs
 from rabo.tasks.data.images import Images
 
 CLASSES = tuple("0123456789")
@@ -11,7 +12,8 @@ INK = 16  # the largest grey level of the source
 
 def load_digits(seed: int = 0, test_per_class: int = 30) -> Images:
     """8 x 8 digits, of each class test_per_class drawn for the test set and the rest to train."""
-    from sklearn import datasets  # slow to import
+    with needs("tasks", "digits"):
+        from sklearn import datasets  # slow to import
 
     pixels, targets = (np.asarray(part) for part in datasets.load_digits(return_X_y=True))
     grey = torch.from_numpy(pixels).to(torch.int64).reshape(-1, 1, 8, 8)

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pooch
 import torch
-from PIL import Image
 
+from rabo.errors import needs
 from rabo.tasks.data.archives import Drawings, UnpackedDrawings, ZippedDrawings
 from rabo.tasks.data.character_cache import cached
 from rabo.tasks.data.characters import Characters, Split
-from rabo.tasks.data.root import data_root, fetch
+from rabo.tasks.data.root import data_root, fetch, user_cache
 
 URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python"
 DRAWINGS = 20
@@ -51,7 +50,7 @@ def load_part(root: Path, part: Part, download: bool) -> Characters:
     source = find(root, part, download)
     stamps = source.stamps()
     fingerprint = hashlib.sha256(repr((RENDERING, sorted(stamps.items()))).encode()).hexdigest()
-    folders = (root / "rabo-cache", Path(pooch.os_cache("rabo")) / "rabo-cache")
+    folders = (root / "rabo-cache", user_cache() / "rabo-cache")
     return cached(
         part.name, fingerprint, folders, lambda: read_characters(source, part, list(stamps))
     )
@@ -114,6 +113,8 @@ def check_complete(source: Drawings, part: Part, groups: dict[tuple[str, str], l
 
 def render(data: bytes, path: Path, name: str) -> np.ndarray:
     """One 105 x 105 drawing with ink 0 as 28 x 28 pixels with ink 255."""
+    with needs("tasks", "drawings"):
+        from PIL import Image
     try:
         # In mode "1" pillow would pick the nearest pixel; only grey levels are antialiased.
         drawing = Image.open(io.BytesIO(data), formats=("PNG",)).convert("L")

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pooch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -16,16 +15,25 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from rabo.errors import needs
+
 
 def data_root(given: str | Path | None = None) -> Path:
     """The folder of the data sets: given, else $RABO_DATA, else the user's cache."""
-    root = Path(given or os.environ.get("RABO_DATA") or pooch.os_cache("rabo")).expanduser()
+    root = Path(given or os.environ.get("RABO_DATA") or user_cache()).expanduser()
     if root.exists() and not root.is_dir():
         raise ValueError(
             f"the data root must be a folder, got the file {root}; "
             "pass --data-root or set RABO_DATA to the folder that holds the data sets"
         )
     return root
+
+
+def user_cache() -> Path:
+    """The user's folder for data that rabo downloads or prepares."""
+    with needs("tasks", "data sets"):
+        import pooch
+    return Path(pooch.os_cache("rabo"))
 
 
 def fetch(url: str, checksum: str, path: Path, progress: bool = True) -> Path:
@@ -36,6 +44,8 @@ def fetch(url: str, checksum: str, path: Path, progress: bool = True) -> Path:
     if path.exists():
         check_present(path, checksum)
         return path
+    with needs("tasks", "downloads"):
+        import pooch
     advice = f"download it by hand to {path}, or pass --data-root with a folder that has it"
     with DownloadBar(path.name, show=progress) as bar:
         # pooch takes a bar object and its own downloaders, but its annotations allow neither.
@@ -54,6 +64,8 @@ def fetch(url: str, checksum: str, path: Path, progress: bool = True) -> Path:
 
 def check_present(path: Path, checksum: str) -> None:
     """Refuse a file of another checksum: it may be the user's own, so it is not replaced."""
+    with needs("tasks", "data sets"):
+        import pooch
     algorithm, _, expected = checksum.partition(":")
     found = pooch.file_hash(str(path), alg=algorithm)
     if found != expected.lower():

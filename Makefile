@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # many times slower than one
 THREADS := OMP_NUM_THREADS=1
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test test-all lint docs bench clean
 
 setup: $(READY)
 
@@ -34,7 +34,12 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-logo
 
 test: $(READY)
-	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist loadgroup --durations 10
+	$(THREADS) $(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadgroup --durations 10
+
+test-all: $(READY)
+	$(THREADS) $(BIN)/pytest --numprocesses 2 --dist loadgroup --durations 25 \
+		--hypothesis-profile thorough --cov rabo --cov-report=
+	$(BIN)/python tests/coverage_by_room.py
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

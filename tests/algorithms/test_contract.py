@@ -8,6 +8,7 @@ import torch
 import rabo
 from known_problems import episodic_problem
 from rabo.algorithms import ALGORITHMS, Cohort, State
+from rabo.errors import ClientError
 from rabo.exchange.cost import Meter
 from rabo.exchange.work import perform
 from rabo.execution import InProcess
@@ -16,16 +17,11 @@ from rabo.federation.rounds import CALIBRATION
 from rabo.pruning.policies import Full
 from rabo.pruning.submodel import ElementMask, level_of
 from rabo.seeding import stream
-from rabo.tasks.quadratic import random_quadratic
+from rabo.tasks.quadratic import Quadratic, random_quadratic
 from rabo.tree import is_finite
 
 NAMES = [*sorted(ALGORITHMS), "fednest, all options"]
 WIDTHS = {0: 1.0, 1: 0.5, 2: 0.3, 3: 1.0}
-KINDS = {
-    f"{levels}, {model}"
-    for levels in ("bilevel", "single level")
-    for model in ("full model", "submodels")
-}
 # what an algorithm needs beside its defaults; those that are not listed need nothing
 OPTIONS = {
     "rabo": {"num_inner_steps": 2},
@@ -106,13 +102,63 @@ def assert_same(a, b):
             assert torch.equal(value, trees_b[name][key]), (name, key)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_says_what_it_is(name):
-    kind = kind_of(name)
-    assert all(isinstance(text, str) and text for text in (kind.paper, kind.exchanges))
-    assert kind.kind in KINDS
-    assert isinstance(kind.second_order, bool)
-    assert kind.__doc__
+class SecondDerivativeError(Exception):
+    """A slope was differentiated."""
+
+
+class Slope(torch.autograd.Function):
+    """Pass a slope on, and refuse to differentiate it."""
+
+    @staticmethod
+    def forward(ctx, slope):
+        return slope.view_as(slope)
+
+    @staticmethod
+    def backward(ctx, slope):
+        raise SecondDerivativeError
+
+
+class Identity(torch.autograd.Function):
+    """Pass a tensor on. Its backward pass may be taken, but not differentiated."""
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, slope):
+        return Slope.apply(slope)
+
+
+def once(tree):
+    return {name: Identity.apply(value) for name, value in tree.items()}
+
+
+class OnceDifferentiable(Quadratic):
+    """Quadratic losses that refuse second derivatives."""
+
+    def inner(self, z, y, part):
+        return super().inner(once(z), once(y), part)
+
+    def outer(self, z, y, part):
+        return super().outer(once(z), once(y), part)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PROBLEMS])
+def test_only_second_order_algorithms_take_second_derivatives(name):
+    problems = {i: OnceDifferentiable(p.coefficients) for i, p in noisy_quadratics().items()}
+
+    def rounds():
+        return Session(make(name, beta=0.1), problems).play(2)
+
+    if kind_of(name).second_order:
+        with pytest.raises((ClientError, SecondDerivativeError)) as raised:
+            rounds()
+        assert isinstance(getattr(raised.value, "cause", raised.value), SecondDerivativeError)
+    else:
+        state = rounds()
+        assert is_finite(state.x)
+        assert is_finite(state.y)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -149,7 +149,7 @@ def test_the_outer_gradient_of_maml_goes_through_norms_of_ones_own(norm):
         torch.testing.assert_close(slope, expected)
 
 
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+@pytest.mark.parametrize("backbone", ["conv4", pytest.param("resnet12", marks=pytest.mark.slow)])
 def test_the_outer_gradient_of_maml_goes_through_norms_and_convolutions(backbone):
     channels = "4" if backbone == "conv4" else "2,3,3,4"
     task = FewShotTask(backbone=backbone, channels=channels, ways=2, shots=1, queries=1, tasks=2)

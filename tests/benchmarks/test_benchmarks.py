@@ -30,6 +30,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_benchmark_prints_ratios_and_writes_them(name, tmp_path, capsys):
     arguments = [name, "--quick", "--repeats", "1", "--device", "cpu"]
@@ -70,6 +71,7 @@ def test_what_is_measured_in_full_says_how_long_it_takes_and_what_it_must_show(t
         assert target["what"] in output
 
 
+@pytest.mark.slow
 def test_rounds_have_limits_in_milliseconds_where_these_were_set():
     setting = Setting(quick=True, repeats=1, backbone="resnet12")
     here = Machine({"device": "NVIDIA H200"}, 1e12, 1e9)

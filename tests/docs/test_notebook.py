@@ -18,6 +18,7 @@ def num_pictures(notebook):
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path):
     shown, fresh = (nbformat.read(NOTEBOOK, as_version=4) for _ in range(2))
     where = {"metadata": {"path": str(tmp_path)}}

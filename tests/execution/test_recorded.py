@@ -101,9 +101,8 @@ def test_work_that_draws_its_own_numbers_is_not_recorded():
         for local in runtime._kept.values()
         for key, found in local.recordings.items()
     }
-    assert works == {"measure_curvature": True, "update_inner": True, "estimate_outer": False} or (
-        works == {"update_inner": True, "estimate_outer": False}
-    )
+    assert works["update_inner"]
+    assert not works["estimate_outer"]  # it draws coordinates
 
 
 def sampled(sample):

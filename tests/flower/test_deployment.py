@@ -20,7 +20,10 @@ from rabo.flower.membership import register
 from rabo.flower.options import experiment_of
 from rabo.runs.experiment import run
 
-pytestmark = pytest.mark.xdist_group("processes")  # one federation at a time
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("processes"),  # one federation at a time
+]
 RUNS = {
     "rabo": {
         "task": "digits",

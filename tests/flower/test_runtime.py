@@ -474,7 +474,7 @@ def honest():
     return problems, algorithm, far.state, {}
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(change=FOREIGN.map(lambda records: lambda _: records) | altered())
 def test_a_hostile_reply_neither_ends_a_run_nor_changes_the_model(honest, change):
     problems, algorithm, expected, said = honest
@@ -503,7 +503,7 @@ ROLL_CALLS = st.dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(answer=ROLL_CALLS)
 def test_a_hostile_answer_to_a_roll_call_takes_nobodys_place(answer):
     problems, algorithm = quadratics(), make("rabo")

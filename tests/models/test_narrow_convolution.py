@@ -45,7 +45,7 @@ def usual(images, weight):
     return F.conv2d(images, weight, padding=weight.shape[2] // 2)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(deadline=None)
 @given(shape=SHAPES, size=st.sampled_from([1, 3, 5]), layout=st.booleans())
 def test_it_is_the_usual_convolution_with_its_slopes(shape, size, layout):
     from rabo.models.kernels.narrow_convolution import convolve

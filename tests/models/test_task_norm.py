@@ -69,6 +69,7 @@ def reference(images, beside, weight, bias, tasks, slope, eps, first=0):
     return F.leaky_relu(out if beside is None else out + beside, slope)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [1.0, 0.1])
 @pytest.mark.parametrize("has_beside", [False, True])
 @pytest.mark.parametrize(
@@ -232,6 +233,7 @@ def test_a_large_mean_does_not_swallow_the_variance(generator):
     torch.testing.assert_close(found.double(), true, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize(
     ("make", "size"), [(lambda: ResNet12((3, 5, 6, 7)), 8), (lambda: Conv4(5), 16)]
@@ -257,6 +259,7 @@ def test_a_backbone_with_kernels_is_the_one_without(make, size, first, monkeypat
         assert (fast - plain).norm() <= 1e-2 * plain.norm()
 
 
+@pytest.mark.slow
 def test_a_wide_backbone_with_kernels_is_the_one_without_to_the_digits_of_bfloat16(
     monkeypatch, generator
 ):
@@ -289,9 +292,17 @@ def test_kernels_that_there_are_not_are_refused(monkeypatch):
         Conv4(layers.WIDE)._precision(IMAGE)
 
 
-def test_kernels_are_for_tasks_side_by_side_on_a_gpu():
+def test_kernels_are_for_tasks_side_by_side_on_a_gpu(monkeypatch):
     images = torch.rand(4, 1, 28, 28)
     with side_by_side(2):
+        assert not dispatch.has_kernels(images)
+    monkeypatch.setattr(dispatch, "is_on_gpu", lambda images: True)
+    with side_by_side(1):
+        assert not dispatch.has_kernels(images)
+    with side_by_side(2):
+        assert dispatch.has_kernels(images)
+        assert not dispatch.has_kernels(images.double())
+        monkeypatch.setenv("RABO_KERNELS", "reference")
         assert not dispatch.has_kernels(images)
 
 
@@ -305,6 +316,7 @@ def test_a_second_derivative_through_a_kernel_is_refused():
         torch.autograd.grad(slope.sum(), images)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     del environment["TRITON_INTERPRET"]

@@ -22,6 +22,7 @@ from rabo.reproduction.lanes import side_by_side
 from rabo.reproduction.notes import Notes
 from rabo.reproduction.sweep import dearest_first, sweep
 
+pytestmark = pytest.mark.slow
 NAME = "study-errata"
 ONLY = "erratum-6/*"
 poisoned = []  # in a process of its own

@@ -143,6 +143,7 @@ def test_a_request_downloads_the_data_of_its_runs_once(tmp_path, monkeypatch):
     assert loaded == [("omniglot", True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_of_several_experiments_those_without_data_are_left_out(jobs, tmp_path, monkeypatch):
     monkeypatch.setenv("RABO_DATA", str(tmp_path / "nothing"))

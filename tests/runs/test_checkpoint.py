@@ -376,7 +376,7 @@ def damaged(data, kind, where, new):
     return new
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(data=st.data())
 def test_damage_is_noticed_and_the_checkpoint_before_is_used(two_checkpoints, data):
     """Never a crash, never other bits than were written."""
@@ -443,6 +443,7 @@ def num_lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(tmp_path):
     """20 seeded moments, some while a checkpoint is written: every round writes one."""
     # processes that have imported all they need, and have not computed anything yet

@@ -11,9 +11,8 @@ from browser import MISSING, open_browser, resize
 from rabo.runs.experiment import Experiment, run
 from rabo.runs.report import write_report
 
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"needs {' and '.join(MISSING)}: apt-get install chromium chromium-driver"
-)
+WHY = f"needs {' and '.join(MISSING)}: apt-get install chromium chromium-driver"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=WHY)]
 RESULTS = Path(__file__).parents[2] / "results"
 HOSTILE = "<img src=x onerror=window.hurt=1>"
 DRAWN = """

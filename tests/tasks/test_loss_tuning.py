@@ -57,6 +57,7 @@ def experiment(algorithm, **options):
     )
 
 
+@pytest.mark.slow
 def test_tuning_helps_the_rare_classes_on_digits(tmp_path):
     found = {}
     for algorithm in ("fedavg", "rabo", "rafbo"):

@@ -20,6 +20,8 @@ from rabo.theory.differences import STEEPEST, curved_problem, lipschitz_bound, m
 from rabo.theory.rate import measure_rate, rate_clients, vectorised
 from rabo.theory.rounds import Blocks, states
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def contraction():
@@ -70,10 +72,10 @@ def test_the_error_of_coordinate_differences_is_linear_until_rounding(difference
 
 
 def test_the_error_of_coordinate_differences_stays_below_the_corrected_bound(differences):
-    for mu, error, bound in zip(
-        differences.steps, differences.errors, differences.bounds, strict=True
-    ):
-        assert error <= bound or mu < 1e-6
+    found = zip(differences.steps, differences.errors, differences.bounds, strict=True)
+    shares = [error / bound for mu, error, bound in found if mu >= 1e-6]  # rounding rules below
+    assert len(shares) >= 3
+    assert 0 < min(shares) <= max(shares) <= 1
 
 
 def test_the_printed_algorithm_2_points_uphill(differences):

@@ -27,7 +27,7 @@ def ids(images: torch.Tensor) -> torch.Tensor:
     return (images[:, :, 0, 0, 0] * 255).round().long()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 @given(
     ways=st.integers(1, 6),
     shots=st.integers(1, 3),

@@ -21,7 +21,7 @@ from rabo.tasks.data.splits import (
 
 seeds = st.integers(0, 2**32)
 label_lists = st.lists(st.integers(0, 4), min_size=1, max_size=60)
-light = settings(max_examples=50, deadline=None)
+light = settings(deadline=None)
 
 
 def generator(seed: int = 0) -> Generator:

@@ -308,16 +308,16 @@ def test_missing_data_names_the_folder_and_what_to_do(tmp_path):
 
 
 def test_with_none_held_out_it_is_judged_on_what_it_is_trained_on():
-    train, judged = FewShotTask(**SMALL, held_out="none")._load()
+    train, judged = FewShotTask(**SMALL, held_out="none").load()
     assert judged is train
-    usual, test = FewShotTask(**SMALL)._load()
+    usual, test = FewShotTask(**SMALL).load()
     assert torch.equal(train.images, usual.images)
     assert not set(judged.alphabets) & set(test.alphabets)
 
 
 def test_validation_alphabets_are_training_alphabets_and_no_test_alphabets():
-    data = FewShotTask(**SMALL)._load()
-    train, held = FewShotTask(**SMALL, held_out="validation")._load()
+    data = FewShotTask(**SMALL).load()
+    train, held = FewShotTask(**SMALL, held_out="validation").load()
     parts = [set(part.alphabets) for part in (train, held, data.test)]
     assert parts[0] | parts[1] == set(data.train.alphabets)
     assert sum(map(len, parts)) == len(set.union(*parts))  # no alphabet is in two of them
@@ -328,10 +328,10 @@ def test_evaluations_before_the_last_may_take_fewer_tasks(monkeypatch):
     setup = FewShotTask(**SMALL, test_tasks=70, interim_tasks=3).build([1.0], 2, 0, "cpu")
     federation = rabo.Federation(setup.clients, rabo.RABO())
     taken = []
-    guesses = type(setup.evaluate)._guesses
+    guesses = type(setup.evaluate).guesses
     monkeypatch.setattr(
         type(setup.evaluate),
-        "_guesses",
+        "guesses",
         lambda judge, x, y, tasks: taken.append(len(tasks.support)) or guesses(judge, x, y, tasks),
     )
     for _ in federation.run(2):
@@ -368,8 +368,8 @@ def test_a_submodel_without_features_has_finite_slopes():
 
 def test_dirichlet_clients_hold_few_alphabets():
     task = FewShotTask(**SMALL, split="dirichlet", concentration=0.1)
-    train, _ = task._load()
-    shards = task._shards(train, 5, 0)
+    train, _ = task.load()
+    shards = task.shards(train, 5, 0)
     assert sorted(torch.cat(list(shards)).tolist()) == list(range(len(train)))
     assert all(len(s) >= task.ways for s in shards)
 

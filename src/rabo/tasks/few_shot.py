@@ -81,9 +81,9 @@ class FewShotTask:
     def build(self, capacities: Sequence[Resources], rounds: int, seed: int, device: str) -> Setup:
         with needs("tasks", "few-shot tasks"):
             import PIL  # noqa: F401  # pictures of test tasks end a run: fail before it begins
-        train, test = self._load()
+        train, test = self.load()
         train, test = train.to(device), test.to(device)
-        shards = self._shards(train, len(capacities), seed)
+        shards = self.shards(train, len(capacities), seed)
         for shard in shards:
             check_task(len(shard), train.images.shape[1], self.ways, self.shots, 1, self.tasks)
         with torch.random.fork_rng():
@@ -151,7 +151,8 @@ class FewShotTask:
         )
         return Batch((t.support, t.support_labels), (t.query, t.query_labels))
 
-    def _load(self) -> Split:
+    def load(self) -> Split:
+        """Return the characters to train on and those to judge on."""
         if self.dataset == "glyphs":
             data = make_glyphs(0)
         else:
@@ -169,7 +170,8 @@ class FewShotTask:
             data.train.select(inside.nonzero().squeeze(1)),
         )
 
-    def _shards(self, train: Characters, num_clients: int, seed: int) -> Sequence[Tensor]:
+    def shards(self, train: Characters, num_clients: int, seed: int) -> Sequence[Tensor]:
+        """Return the positions of each client's characters."""
         generator = stream(seed, "shards")
         if self.split == "shards":
             return character_shards(len(train), num_clients, generator)
@@ -295,7 +297,7 @@ class _Judge:
         chunks = []
         for start in range(0, number, CHUNK):
             tasks = self._tasks(start, min(CHUNK, number - start))
-            guesses = self._guesses(x, y, tasks)
+            guesses = self.guesses(x, y, tasks)
             chunks.append((guesses == tasks.query_labels).double().mean(dim=1))
         return torch.cat(chunks)
 
@@ -309,7 +311,8 @@ class _Judge:
             generator=stream("test tasks", first),
         )
 
-    def _guesses(self, x: Params, y: Params, tasks: Tasks) -> Tensor:
+    def guesses(self, x: Params, y: Params, tasks: Tasks) -> Tensor:
+        """Return the class that each query of each task is taken for."""
         own = self.problem.on(inner=None, outer=None).with_copies(len(tasks.support))
         support, query = (tasks.support, tasks.support_labels), (tasks.query, tasks.query_labels)
         if self.predict is not None:
@@ -325,7 +328,7 @@ class _Judge:
         """Write a picture of some test tasks with right and wrong predictions."""
         tasks = self._tasks(0, min(4, self.task.test_tasks))
         trained = {n: ledger.ever_trained(n, getattr(state, n)) for n in ("x", "y")}
-        draw_tasks(tasks, self._guesses(**trained, tasks=tasks), out / "tasks.png")
+        draw_tasks(tasks, self.guesses(**trained, tasks=tasks), out / "tasks.png")
 
 
 def _in_parts(problem: ClientProblem, x: Params, support: Any, query: Any) -> list[Tensor]:

@@ -424,4 +424,4 @@ def test_a_problem_file_of_one_loss_trains_both_levels_and_resumes_to_the_same_b
     for a, b in zip(leaves((whole.x, whole.y)), leaves((rest.x, rest.y)), strict=True):
         assert torch.equal(a, b)
     assert whole.coverage["x_trained"] == 1.0
-    assert whole.history[0].metrics.keys() == {"training_loss", "beta"}
+    assert whole.history[0].metrics.keys() == {"training_loss", "beta", "outer_loss"}

@@ -44,7 +44,7 @@ def test_without_flower_its_command_says_what_to_install():
 @pytest.mark.parametrize(
     ("missing", "extra", "words"),
     [
-        ("matplotlib.figure", "plots", ["compare", "quadratic", "--rounds", "1", "--seeds", "1"]),
+        ("matplotlib.figure", "compare", ["compare", "quadratic", "--rounds", "1", "--seeds", "1"]),
         ("plotly", "report", ["report", "RUN"]),
         ("torch.utils.tensorboard", "tensorboard", ["run", "quadratic", "--tensorboard"]),
         ("mlflow", "mlflow", ["run", "quadratic", "--mlflow"]),

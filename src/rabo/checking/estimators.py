@@ -13,10 +13,10 @@ LARGEST_X = 200  # entries up to which one gradient per entry of x is affordable
 ACCURATE = 0.3  # relative error, at which the cosine is at least .95
 MORE = {
     "conjugate-gradient": "num_iterations",
-    "directional-difference": "num_iterations",
-    "coordinate-difference": "num_iterations",
     "neumann": "num_terms",
     "unrolled": "num_steps",
+    "coordinate-difference": "num_iterations",
+    "directional-difference": "num_iterations",
 }
 
 

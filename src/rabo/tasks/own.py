@@ -29,7 +29,8 @@ class OwnTask:
     It returns a `Problem` bound to the data of one client. Where a server has no data, the file
     also has `template()`, the same problem on none. `evaluate(x, y)`, if there, returns numbers.
     `headline = "accuracy"` names the number to compare runs by, and `falls = True` says that
-    smaller is better. Without it, the clients' mean outer loss is the headline.
+    smaller is better. Without it, the clients' mean outer loss is the headline, or their mean loss
+    if the problem has one loss.
     """
 
     example: ClassVar[str] = "--file problem.py --clients 3 --rounds 20"
@@ -73,13 +74,14 @@ class OwnTask:
 
 
 def _outer_loss(problem: BilevelProblem, state: State, seed: int, client: int) -> float:
-    """Return f_i(x, y) of the full model, on the same data in every round."""
+    """Return f_i(x, y) of the full model, on the same data in every round; g_i if it is alone."""
     whole = getattr(problem, "whole", None)  # None if the problem samples batches itself
     batch = whole or problem.batch(stream(seed, client, OUTER_LOSS))
+    is_alone = getattr(problem, "has_one_loss", False)
+    loss, part = (problem.inner, batch.inner) if is_alone else (problem.outer, batch.outer)
     tensors = [*state.x.values(), *state.y.values()]
     with torch.no_grad(), seeded_layers(seed_of(seed, client, OUTER_LOSS), tensors):
-        z = problem.features(state.x, batch.outer)
-        return float(problem.outer(z, state.y, batch.outer))
+        return float(loss(problem.features(state.x, part), state.y, part))
 
 
 def clients_in(path: Path, number: int) -> Sequence[Client]:

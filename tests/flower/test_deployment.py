@@ -96,6 +96,8 @@ def test_clients_in_one_process_and_in_many_agree_bit_for_bit(where, algorithm, 
     trial.finish(tmp_path / "far")
     assert_same_tensors(tmp_path / "near", tmp_path / "far")
     near, far = (list(map(without_time, lines(tmp_path / name))) for name in ("near", "far"))
+    for done in near:
+        done["metrics"].pop("outer_loss", None)  # it needs data that a server does not have
     assert near == far
     assert not any(done["faults"] or done["absent"] for done in far)
 

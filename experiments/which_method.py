@@ -5,8 +5,8 @@ images are for g, half for f. x is a linear layer with ReLU, y a linear layer wi
 g is strongly convex in y. Skewed clients hold images of few classes. Widths are 1 for all clients,
 or 1, 1, 1/2, 1/2, 1/4 in turn (mixed).
 
-  python experiments/which_method.py --jobs 2 --out results/which-method/runs.jsonl
-  python experiments/which_method.py --table results/which-method/runs.jsonl
+  python -m experiments which-method --jobs 2 --out results/which-method/runs.jsonl
+  python -m experiments which-method --table results/which-method/runs.jsonl
 
 NAME:option=value;option=value sets options of a method, as JSON or as a word. Accuracy is that of
 the full model on 597 test images after the last round. Costs are means over rounds and clients at
@@ -160,7 +160,8 @@ def perform(run: Run) -> dict[str, Any]:
                 on_round=history.append,
                 **options,
             )
-            x, y = problem.x, problem.y
+            x: Any = problem.x
+            y: Any = problem.y
             with torch.no_grad():
                 z = functional_call(x, dict(result.x), (data.images[1200:],))
                 scores = functional_call(y, dict(result.y), (z,))
@@ -219,9 +220,12 @@ def _costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: mean(c[name] for c in own) for name in own[0]} if own else {}
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
+    """Perform the runs that a command line asks for, and print their table."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments which-method",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--methods", default=METHODS, help="separated by commas (default: all)")
@@ -232,10 +236,10 @@ def main() -> None:
     add("--jobs", type=int, default=1, help="worker processes, one thread each (default: 1)")
     add("--out", type=Path, help="JSONL file; every run appends a line")
     add("--table", type=Path, help="print the tables of such a file and stop")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.table:
         print(tables(json.loads(line) for line in args.table.read_text().splitlines()))
-        return
+        return 0
     runs = [
         Run(method, classes, widths, seed, args.rounds)
         for method in args.methods.split(",")
@@ -244,7 +248,10 @@ def main() -> None:
         for seed in range(args.seeds)
     ]
     os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
-    about = {"command": shlex.join(sys.argv), "versions": versions()}
+    about = {
+        "command": shlex.join(["python", "-m", "experiments", "which-method", *words]),
+        "versions": versions(),
+    }
     done: dict[Run, dict[str, Any]] = {}
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as workers:
         started = {workers.submit(perform, run): run for run in runs}
@@ -258,7 +265,8 @@ def main() -> None:
                 with args.out.open("a") as lines:
                     lines.write(json.dumps({**found, **about, "date": date}) + "\n")
     print(tables(done[run] for run in runs))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

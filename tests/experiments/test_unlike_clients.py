@@ -1,5 +1,4 @@
 import gzip
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,18 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import unlike_clients as script
+
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "experiments" / "unlike_clients.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("unlike_clients", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 def images_of(per_class, classes=10):
@@ -31,12 +21,20 @@ def images_of(per_class, classes=10):
 
 
 def run(*words):
-    command = [sys.executable, str(SCRIPT), "--channels", "2,2,4,4", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "experiments",
+        "unlike-clients",
+        "--channels",
+        "2,2,4,4",
+        *words,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
 @pytest.mark.parametrize("skewed", [True, False])
-def test_every_image_belongs_to_one_client_or_to_the_test(script, skewed):
+def test_every_image_belongs_to_one_client_or_to_the_test(skewed):
     dealt = script.share(*images_of(25), skewed, seed=0)
     rows = torch.cat([*dealt.clients, dealt.test])
     assert rows.sort().values.tolist() == list(range(250))
@@ -45,7 +43,7 @@ def test_every_image_belongs_to_one_client_or_to_the_test(script, skewed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_skewed_clients_hold_few_classes_and_like_clients_many(script, seed):
+def test_skewed_clients_hold_few_classes_and_like_clients_many(seed):
     def mean_classes(skewed):
         dealt = script.share(*images_of(100), skewed, seed)
         return sum(len(dealt.labels[own].unique()) for own in dealt.clients) / 20
@@ -56,7 +54,7 @@ def test_skewed_clients_hold_few_classes_and_like_clients_many(script, seed):
     assert mean_classes(False) > 9
 
 
-def test_the_wheel_its_file_and_an_npz_give_the_same_images(script, tmp_path):
+def test_the_wheel_its_file_and_an_npz_give_the_same_images(tmp_path):
     images, labels = images_of(2)
     rows = np.column_stack([images.reshape(len(labels), -1), labels])
     packed = gzip.compress("\n".join(",".join(map(str, row)) for row in rows).encode())
@@ -70,7 +68,7 @@ def test_the_wheel_its_file_and_an_npz_give_the_same_images(script, tmp_path):
         assert np.array_equal(targets, labels)
 
 
-def test_the_table_counts_a_failed_run_as_chance(script):
+def test_the_table_counts_a_failed_run_as_chance():
     def record(test, error=""):
         curve = [] if error else [{"round": 20, "test": test, "train": test}]
         costs = {"seconds": 1.0, "multiply_adds": 2e6, "bytes": 3e3}
@@ -106,13 +104,13 @@ def test_a_run_that_fails_stops_no_other(tmp_path):
     ("words", "meant"),
     [(["--algorithms", "rabo,simfba"], "simfbo"), (["--clients", "skew"], "skewed")],
 )
-def test_a_misspelt_choice_is_refused_before_any_run(script, words, meant):
+def test_a_misspelt_choice_is_refused_before_any_run(words, meant):
     args = script.parser_of(script.Setting()).parse_args(words)
     with pytest.raises(ValueError, match=meant):
         script.runs_of(args)
 
 
-def test_a_comma_inside_json_separates_no_algorithms(script):
+def test_a_comma_inside_json_separates_no_algorithms():
     words = 'rabo:outer_step={"name":"adam","decay":0.8},simfbo:num_local_steps=[1,2],static'
     args = script.parser_of(script.Setting()).parse_args(["--algorithms", words, "--seeds", "1"])
     methods = {run.method.partition(":")[0] for run in script.runs_of(args)}

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,8 +16,7 @@ from rabo.cli.report import report
 from rabo.cli.reproduce import reproduce
 from rabo.cli.resume import resume_run
 from rabo.runs.experiment import versions
-from rabo.runs.terminal import console, errors, guarded
-from rabo.theory import run_theory
+from rabo.runs.terminal import errors
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 app = typer.Typer(
@@ -68,17 +66,6 @@ def main(
         ),
     ] = False,
 ) -> None: ...
-
-
-@app.command(epilog="Example: rabo theory --quick --out theory")
-def theory(
-    out: Annotated[Path, typer.Option(help="where the figures and numbers go")] = Path("theory"),
-    quick: Annotated[bool, typer.Option("--quick", help="fewer rounds and seeds")] = False,
-    seed: Annotated[int, typer.Option(help="seed of all draws")] = 0,
-) -> None:
-    """Measure what the paper's theory says, and draw it."""
-    guarded(lambda: run_theory(out, quick=quick, seed=seed, report=console.print), out)
-    console.print(f"figures and numbers: {out}")
 
 
 def _keep_freed_memory() -> None:

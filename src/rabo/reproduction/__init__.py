@@ -17,8 +17,8 @@ from rabo.reproduction.grid import (
     load_grid,
     part_of,
 )
+from rabo.reproduction.literal import register
 from rabo.reproduction.sweep import missing_of, sweep
-from rabo.theory.literal import register
 
 TUNING = "tuning"
 ALL = "all"

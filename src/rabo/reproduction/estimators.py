@@ -16,11 +16,11 @@ from rabo.hypergradients import ESTIMATORS, Estimate, HypergradientEstimator
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.reproduction.grid import Changes, Grid, Run
+from rabo.reproduction.literal import register
 from rabo.reproduction.sweep import differences
 from rabo.runs.experiment import Experiment
 from rabo.runs.plots import COLOURS, label, new_figure, save
 from rabo.runs.record import versions
-from rabo.theory.literal import register
 from rabo.tree import Params, flatten, leaves, map_leaves
 
 MARKERS = "osD^v<>Pv*X"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rabo.execution.room import share_device
-from rabo.theory.literal import register
+from rabo.reproduction.literal import register
 
 MISTAKES = (ValueError, ImportError, FileNotFoundError)  # of which another run has no better chance
 LATER = "it may have run out of memory: it is done again after all others, with fewer beside it"

@@ -144,5 +144,5 @@ def save(figure: "Figure", path: Path) -> None:
     from matplotlib import rc_context
 
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with rc_context({"svg.hashsalt": "rabo"}):
+    with rc_context({"svg.hashsalt": "rabo", "svg.fonttype": "none"}):
         figure.savefig(path, metadata=metadata)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from experiments.theory.rounds import Blocks, states
 from rabo.algorithms import RABO
 from rabo.hypergradients import ConjugateGradient
 from rabo.seeding import stream
 from rabo.tasks.quadratic import Coefficients, Quadratic
-from rabo.theory.rounds import Blocks, states
 
 
 def diagonals(problems: Sequence[Quadratic]) -> Coefficients:

@@ -1,4 +1,4 @@
-"""What the measurements run: real rounds one by one, and masks of known coverage."""
+"""Rounds of RABO one by one, and masks of known coverage."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -14,13 +14,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from experiments.theory.rounds import states
 from rabo.algorithms import RABO
 from rabo.hypergradients import ConjugateGradient
 from rabo.pruning.policies import Full
 from rabo.runs.plots import COLOURS, draw_slope, label, mark, new_figure, save
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, Quadratic, random_quadratic
-from rabo.theory.rounds import states
 
 NUM_CLIENTS = 4
 DIMENSION = 5

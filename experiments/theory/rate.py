@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rabo.runs.plots import COLOURS, draw_slope, label, log_slope, mark, new_figure, save
-from rabo.seeding import stream
-from rabo.tasks.quadratic import Coefficients, Quadratic, random_quadratic
-from rabo.theory.diagonal import (
+from experiments.theory.diagonal import (
     DiagonalRound,
     diagonals,
     difference_from_round,
     held_by,
     hypergradient,
 )
-from rabo.theory.rounds import Blocks
+from experiments.theory.rounds import Blocks
+from rabo.runs.plots import COLOURS, draw_slope, label, log_slope, mark, new_figure, save
+from rabo.seeding import stream
+from rabo.tasks.quadratic import Coefficients, Quadratic, random_quadratic
 
 NUM_CLIENTS = 8
 DIMENSION = 16

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from rabo.hypergradients import CoordinateDifference, HypergradientEstimator
 from rabo.problems.problem import Problem
+from rabo.reproduction.literal import LiteralCoordinateDifference
 from rabo.runs.plots import COLOURS, draw_slope, label, log_slope, new_figure, save
 from rabo.seeding import stream
-from rabo.theory.literal import LiteralCoordinateDifference
 from rabo.tree import Params
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.theory.rounds import Blocks, states
 from rabo.algorithms import RABO, State
 from rabo.hypergradients import ConjugateGradient
 from rabo.runs.plots import COLOURS, label, mark, new_figure, save
 from rabo.seeding import stream
 from rabo.tasks.quadratic import ClosedForm, Quadratic, random_quadratic
-from rabo.theory.rounds import Blocks, states
 
 NUM_CLIENTS = 8  # N
 DIMENSION = 64

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.theory.literal import LiteralCoordinateDifference
 from rabo.hypergradients import CoordinateDifference, HypergradientEstimator
 from rabo.problems.problem import Problem
-from rabo.reproduction.literal import LiteralCoordinateDifference
 from rabo.runs.plots import COLOURS, draw_slope, label, log_slope, new_figure, save
 from rabo.seeding import stream
 from rabo.tree import Params

@@ -355,67 +355,6 @@ def test_a_run_that_is_told_to_end_keeps_its_record(tmp_path):
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
 
 
-def test_reproduce_runs_what_is_asked_for_and_says_what_it_knows(tmp_path):
-    asked = ["reproduce", "study-errata", "--only", "erratum-6/*/seed-0", "--device", "cpu"]
-    done = call(*asked, "--rounds", 2, "--out", tmp_path)
-    assert done.exit_code == 0, done.output
-    assert "[2/2] erratum-6/corrected/seed-0: gradient norm" in done.output
-    table = (tmp_path / "study-errata" / "table.md").read_text()
-    assert "corrected" in table
-    assert table.endswith("Not as in the experiment's file: rounds 2.\n")
-    page = call("reproduce", "page", "--rounds", 2, "--out", tmp_path)
-    assert "takes --out alone" in " ".join(page.output.split())
-    assert call(*asked, "--rounds", 3, "--out", tmp_path).exit_code == 1  # holds other runs
-    assert call(*asked, "--seeds", 2, "--limit", 0, "--out", tmp_path / "new").exit_code == 3
-    assert call("reproduce", "table-3", "--out", tmp_path).exit_code == 1
-    assert "Did you mean 'page'?" in call("reproduce", "pages").output
-    assert call(*asked, "--rounds", 0, "--out", tmp_path / "none").exit_code == 1
-    assert "study-errata" in call("reproduce", "--help").output
-    unknown = call(*asked, "--option", "nonsense=3", "--out", tmp_path / "none")
-    assert "unknown option of quadratic 'nonsense'" in " ".join(unknown.output.split())
-    nowhere = call(*asked, "--tuned", tmp_path / "none.json", "--out", tmp_path / "none")
-    assert "tuned must be a file" in " ".join(nowhere.output.split())
-
-
-def test_a_page_of_no_runs_is_refused_and_the_old_one_stays(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    other = tmp_path / "bench" / "cpu" / "rounds.json"  # no run, if it is JSON
-    other.parent.mkdir(parents=True)
-    other.write_text("{}")
-    for folder in ("results", "bench"):
-        done = call("reproduce", "page", "--out", folder)
-        assert done.exit_code == 1
-        assert f"{folder} must hold runs" in " ".join(done.output.split())
-        done = call("reproduce", "study-errata", "--collect", "--out", folder)
-        assert f"{folder} must hold runs" in " ".join(done.output.split())
-    assert not (tmp_path / "docs").exists()
-
-
-def test_a_page_of_other_runs_is_written_beside_them(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    asked = ["reproduce", "study-errata", "--seeds", 1, "--device", "cpu", "--out", "runs/own"]
-    assert call(*asked, "--only", "erratum-[56]", "--rounds", 2).exit_code == 0
-    for config in (tmp_path / "runs/own").rglob("config.json"):  # as if all rounds had been done
-        rounds = 200 if "erratum-6" in str(config) else 30
-        about = {**json.loads(config.read_text()), "rounds": rounds}
-        about["evaluate_every"] = rounds // 10
-        config.write_text(json.dumps(about))
-    assert "written: runs/own/page.md" in call("reproduce", "page", "--out", "runs/own").output
-    page = (tmp_path / "runs/own/page.md").read_text()
-    assert page.startswith("> Numbers, tables and verdicts are of the runs in this folder.")
-    assert "(one seed) (5)" in " ".join(page.split())  # a difference of one seed, in a sentence
-    assert not (tmp_path / "docs").exists()
-
-
-@pytest.mark.parametrize(
-    "words", [["--collect"], ["--limit", 5], ["--part", "9/2"], ["--device", "tpu"]]
-)
-def test_options_that_a_page_does_not_take_are_refused(words):
-    done = call("reproduce", "page", *words)
-    assert done.exit_code == 1
-    assert "takes --out alone" in " ".join(done.output.split())
-
-
 def test_check_of_an_example_and_of_a_problem_file_passes():
     folder = Path(__file__).parents[2]
     done = call("check", folder / "docs" / "examples" / "feature_penalties.py")

@@ -13,7 +13,6 @@ from rabo.cli.check import check
 from rabo.cli.demo import demo
 from rabo.cli.follow import say
 from rabo.cli.report import report
-from rabo.cli.reproduce import reproduce
 from rabo.cli.resume import resume_run
 from rabo.runs.experiment import versions
 from rabo.runs.terminal import errors
@@ -31,7 +30,6 @@ app.add_typer(compare.app, name="compare")
 app.command("algorithms", epilog="Example: rabo algorithms rabo")(list_algorithms)
 app.command(epilog="Example: rabo report runs/first")(report)
 app.command(epilog="Example: rabo check problem.py --clients 5")(check)
-app.command(epilog="Example: rabo reproduce table-1 --seeds 1 --data-root ~/data")(reproduce)
 app.command("resume", epilog="Example: rabo resume runs/first --rounds 40")(resume_run)
 app.command(epilog="Example: rabo demo --rounds 10 --out runs/demo")(demo)
 if find_spec("flwr"):  # the extra rabo[flower]

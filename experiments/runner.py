@@ -80,7 +80,21 @@ def _block_interrupts() -> None:
 def _alone(work: Callable[[Item], Found], item: Item, stop: Any, share: int) -> Found:
     """Do one item in a process of its own, which returns all its memory."""
     with ProcessPoolExecutor(1, CONTEXT, _begin, (stop, share)) as pool:
-        return pool.submit(work, item).result()
+        return pool.submit(_work_or_exit, work, item).result()
+
+
+def _work_or_exit(work: Callable[[Item], Found], item: Item) -> Found:
+    """Do an item; end this process if the one that waits for the result has died."""
+    try:
+        return work(item)
+    finally:
+        if not _parent_lives():
+            os._exit(1)
+
+
+def _parent_lives() -> bool:
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.is_alive()
 
 
 def _begin(stop: Any, share: int) -> None:
@@ -111,10 +125,7 @@ class StopBetweenRounds:
         pass
 
     def add(self, done: Any) -> None:
-        if _stop is None:
-            return
-        parent = multiprocessing.parent_process()
-        if _stop.is_set() or parent is None or not parent.is_alive():
+        if _stop is not None and (_stop.is_set() or not _parent_lives()):
             raise KeyboardInterrupt
 
     def end(self, status: str) -> None:

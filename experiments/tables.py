@@ -91,7 +91,7 @@ def cost_table(
             for setting in settings:
                 own, base = groups.get((setting, method)), groups.get((setting, baseline))
                 share = 100 * mean_cost(own, cost) / mean_cost(base, cost) if own and base else None
-                row.append("–" if share is None else f"{share:.2f}")
+                row.append("–" if share is None else f"{share:.3f}")
             rows.append(row)
     return markdown(rows)
 

@@ -78,8 +78,8 @@ def test_a_difference_is_taken_seed_by_seed():
 def test_a_cost_is_a_share_of_the_baseline():
     records = [record("one", "rabo", 0, 0.5, work=100), record("one", "fedmbo", 0, 0.5, work=400)]
     table = cost_table(GRID.settings, GRID.methods, grouped(records), {"rabo": "fedmbo"})
-    assert "| multiply-adds, RABO | 25.00 | – |" in table
-    assert "| bytes, RABO | 100.00 | – |" in table
+    assert "| multiply-adds, RABO | 25.000 | – |" in table
+    assert "| bytes, RABO | 100.000 | – |" in table
 
 
 @pytest.mark.parametrize(

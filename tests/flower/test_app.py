@@ -131,7 +131,7 @@ def test_nobody_else_knows_the_noise_of_a_client_unless_the_run_is_to_be_repeate
     x, y = problem.start()
     whole = cut(problem.channels, {g: torch.arange(n) for g, n in problem.channels.units.items()})
     task = Task(0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
-    message = Message(task_records(task, with_cut=True), 100, "train.inner")
+    message = Message(task_records(task), 100, "train.inner")
     exact = answer_to(message)
     clipped = answer_to(message, clip=0.5)
     assert exact.norm() > 0.5

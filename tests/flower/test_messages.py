@@ -84,7 +84,7 @@ def test_a_task_and_its_reply_come_back_as_they_were(seed, policy, width, scalar
     cut = policy(whole, width, 0, 3, stream(seed))
     arrays = {"x": cut.x.extract(whole.x), "y": cut.y.extract(whole.y)}
     task = Task(seed, 3, cut, arrays, scalars, num_steps=2)
-    records = travel(task_records(task, with_cut=True))
+    records = travel(task_records(task))
     held = read_cut(unpack("task", records), whole.channels)
     assert held.widths == cut.widths
     for level in ("x", "y"):
@@ -110,7 +110,7 @@ def test_only_held_entries_of_an_element_mask_travel():
     whole = model(0)
     cut = rabo.Magnitude()(whole, 0.5, 0, 0, stream(0))
     assert isinstance(cut.x, ElementMask)
-    records = task_records(Task(0, 0, cut, {"x": cut.x.extract(whole.x)}), with_cut=True)
+    records = task_records(Task(0, 0, cut, {"x": cut.x.extract(whole.x)}))
     bits = (12 + 7) // 8 + 1 + 1  # of x.w, x.b and y.v
     units = 4 * 4
     sent = len(raw_of("task", records))

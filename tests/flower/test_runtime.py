@@ -18,7 +18,7 @@ from rabo.exchange.budgets import Absent
 from rabo.execution import InProcess, Private, answers
 from rabo.federation.federation import Federation
 from rabo.federation.ledger import Ledger
-from rabo.flower.messages import DTYPES, INLINE, RAW, has_cut, raw_of
+from rabo.flower.messages import CUT, DTYPES, INLINE, RAW, raw_of, unpack
 from rabo.flower.runtime import FlowerRuntime
 from rabo.flower.work import message_types, work_for
 from rabo.seeding import stream
@@ -30,9 +30,9 @@ SMALL = {"num_inner_steps": 2, "num_local_steps": 2, "num_terms": 3, "alpha": 0.
 DROP = rabo.Tolerance(on_fault="drop")
 
 
-def quadratics():
+def quadratics(clients=WIDTHS):
     family = random_quadratic(stream(0, "family"), 5, 4, condition=3.0)
-    return {i: family.client(stream(0, i), sigma_f=0.1, sigma_g=0.1) for i in WIDTHS}
+    return {i: family.client(stream(0, i), sigma_f=0.1, sigma_g=0.1) for i in clients}
 
 
 def episodes():
@@ -73,11 +73,11 @@ def make(name, **options):
     return kind(**{key: value for key, value in options.items() if key in known})
 
 
-def play(algorithm, problems, runtime, rounds=3):
+def play(algorithm, problems, runtime, rounds=3, widths=WIDTHS):
     if isinstance(runtime, FlowerRuntime):
         runtime.widths(0, list(problems))
     state, ledger = algorithm.init(problems[0]), Ledger(runtime)
-    cohort = Cohort(problems[0].channels, WIDTHS)
+    cohort = Cohort(problems[0].channels, widths)
     ledger.begin(state.x, state.y)
     state = algorithm.prepare(state, cohort, ledger)
     for _ in range(rounds):
@@ -127,10 +127,25 @@ def test_the_cut_travels_once_a_round_and_only_kept_entries_do():
     grid = FakeGrid(problems, algorithm, WIDTHS)
     _, ledger = play(algorithm, problems, FlowerRuntime(grid), rounds=1)
     contents = [content for client, _, content in grid.seen if client == 2]
-    assert [has_cut(content) for content in contents[1:]] == [True, True, False]
+    cuts = [CUT + "kept" in unpack("task", travel(content)) for content in contents[1:]]
+    assert cuts == [True, True, False]
     sizes = [len(raw_of("task", content)) for content in contents[1:]]
     spent = [e.cost.bytes_down for e in ledger.entries if e.client == 2]
     assert sizes[1:] == spent
+
+
+@pytest.mark.parametrize(
+    "policy", [rabo.Random(), rabo.Segments(), rabo.Regions(), rabo.ChannelRegions()]
+)
+def test_seventeen_clients_with_submodels_of_their_own_train_x_over_flower(policy):
+    widths = dict.fromkeys(range(17), 0.5)
+    problems, algorithm = quadratics(widths), make("rabo", policy=policy, beta=0.1)
+    plain, accounts = play(algorithm, problems, InProcess(problems), 2, widths)
+    grid = FakeGrid(problems, algorithm, widths)
+    sent, other = play(algorithm, problems, FlowerRuntime(grid), 2, widths)
+    assert_same(plain, sent)
+    assert other.end()["x"].num_trained > 0
+    assert other.total.bytes_down == accounts.total.bytes_down
 
 
 def federation(problems, algorithm, runtime, **options):

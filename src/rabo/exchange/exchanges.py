@@ -39,10 +39,12 @@ class Exchanges:
             for client, arrays in tasks:
                 missing.add(client)
                 cut, steps = self.cuts[client], num_steps(client)
-                yield client, Task(self._seed, self._round, cut, arrays, scalars, steps)
+                number = self.cuts.answered[client]
+                yield client, Task(self._seed, self._round, cut, arrays, scalars, steps, number)
 
         for client, reply in self._runtime.map(work, sent()):
             missing.discard(client)
+            self.cuts.answered[client] += 1
             if CURVATURE in reply.scalars:
                 seen = self.curvatures.get(client, 0.0)
                 self.curvatures[client] = max(seen, reply.scalars[CURVATURE])

@@ -1,5 +1,6 @@
 """What an algorithm is: a state, and a round that takes it to the next."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
@@ -88,6 +89,7 @@ class Cuts(Mapping[int, Cut]):
         self._whole = Whole(cohort.channels, state.x, state.y, cohort.widths)
         self._widths = dict(sorted(cohort.widths.items()))  # sums then have one order
         self._made: dict[float, Cut] = {}  # by width where it is shared, by client where not
+        self.answered: Counter[int] = Counter()  # exchanges of this round, by client
 
     def extract(self, level: Literal["x", "y"], full: Params) -> Callable[[int], Params]:
         """Return what each client gets of full tensors, extracted once per cut."""

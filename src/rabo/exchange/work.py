@@ -21,7 +21,8 @@ from rabo.tree import Params, is_finite, leaves, num_bytes, shapes, squared_norm
 class Task(NamedTuple):
     """What the server asks of one client in one exchange.
 
-    The cut travels with the first exchange of a round; the client remembers it. Vectors whose names
+    `exchange` counts the client's exchanges in this round. Exchange 0 brings the cut and clears the
+    client's memory; the client keeps the cut for the exchanges that follow. Vectors whose names
     begin with x are shaped like x, all others like y.
     """
 
@@ -31,6 +32,7 @@ class Task(NamedTuple):
     arrays: Mapping[str, Params]
     scalars: Mapping[str, float] = {}
     num_steps: int = 1  # local steps, where clients take different numbers of them
+    exchange: int = 0
 
 
 class Reply(NamedTuple):

@@ -74,7 +74,8 @@ class Grouped(Recorded):
         if not is_ready or problem.copies == 1:
             return client
         arrays = tuple(map(id, task.arrays.values()))  # parts are cut once for all who share them
-        return id(task.cut), arrays, tuple(task.scalars.items()), task.num_steps, problem.shape_key
+        numbers = tuple(task.scalars.items()), task.num_steps, task.exchange
+        return id(task.cut), arrays, numbers, problem.shape_key
 
     def _static(self, clients: tuple[int, ...], cut: Cut) -> StaticLocal:
         if len(clients) == 1:

@@ -6,7 +6,6 @@ from typing import Any
 from rabo.exchange.cost import Meter
 from rabo.exchange.work import Local, Reply, Task, Work, perform
 from rabo.problems.bilevel import BilevelProblem
-from rabo.pruning.submodel import Cut
 
 
 class InProcess:
@@ -19,7 +18,7 @@ class InProcess:
         self.problems = problems
         self._meter = Meter()
         self._round = -1
-        self._memory: dict[int, tuple[Cut, dict[str, Any]]] = {}
+        self._memory: dict[int, dict[str, Any]] = {}
 
     def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
         for client, task in tasks:
@@ -28,8 +27,7 @@ class InProcess:
     def _local(self, client: int, task: Task) -> Local:
         if task.round != self._round:
             self._round, self._memory = task.round, {}
-        cut, memory = self._memory.get(client, (None, {}))
-        if "x" in task.arrays and cut is not task.cut:  # x comes with its cut: all starts anew
-            memory = {}
-        self._memory[client] = (task.cut, memory)
+        if task.exchange == 0:
+            self._memory[client] = {}
+        memory = self._memory.setdefault(client, {})
         return Local(client, self.problems[client].restrict(task.cut), memory)

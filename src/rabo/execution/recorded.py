@@ -32,7 +32,7 @@ class Recorded:
         self.problems = problems
         self._meter = Meter()
         self._round = -1
-        self._now: dict[tuple[int, ...], tuple[Cut, Local]] = {}  # of the round under way
+        self._now: dict[tuple[int, ...], Local] = {}  # of the round under way
         self._kept: dict[Any, StaticLocal] = {}  # by client and widths
         self._seen: dict[Any, int] = {}  # the round in which a client first had these widths
         self._most, self._room = Most(), Room()
@@ -98,13 +98,12 @@ class Recorded:
     def _local(self, clients: tuple[int, ...], task: Task) -> Local:
         if task.round != self._round:
             self._round, self._now = task.round, {}
-        cut, now = self._now.get(clients, (None, None))
-        if now is not None and (cut is task.cut or "x" not in task.arrays):
-            return now
+        if task.exchange > 0 and clients in self._now:
+            return self._now[clients]
         local = self._kept_local(clients, task) or Local(
             clients[0], self.problems[clients[0]].restrict(task.cut)
         )
-        self._now[clients] = (task.cut, local)
+        self._now[clients] = local
         return local
 
     def _kept_local(self, clients: tuple[int, ...], task: Task) -> "StaticLocal | None":

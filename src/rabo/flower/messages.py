@@ -25,6 +25,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Records = dict[str, ArrayRecord | ConfigRecord]
 NO_NUMBERS: Mapping[str, float] = {}
+HEAD = ("seed", "round", "exchange", "num_steps")  # whole numbers of a task
 VECTOR, SCALAR, CUT, ROWS = "vector ", "scalar ", "cut ", "rows "  # how names in a head begin
 FULL = "full "  # of a cost with the full model
 INLINE, MOST_INLINE = "raw bytes", 2**20  # small vectors travel in the head itself
@@ -84,29 +85,27 @@ def numbers_of(name: str, records: RecordDict) -> dict[str, int | float]:
     return numbers  # type: ignore[return-value]
 
 
-def task_records(task: Task, *, with_cut: bool) -> RecordDict:
-    """Write a task; the cut travels where the client does not hold it yet."""
+def task_records(task: Task) -> RecordDict:
+    """Write a task; the cut travels with the first exchange of a round."""
     vectors = {n: _squeeze(task.cut, n, p) for n, p in task.arrays.items()}
-    if with_cut:
+    if task.exchange == 0:
         vectors |= cut_vectors(task.cut)
-    head = {"seed": task.seed, "round": task.round, "num_steps": task.num_steps}
+    head = {name: getattr(task, name) for name in HEAD}
     return RecordDict(pack("task", vectors, {**head, **_scalars(task.scalars)}))  # type: ignore[arg-type]
 
 
-def round_of(records: RecordDict) -> int:
-    return int(numbers_of("task", records)["round"])
-
-
-def has_cut(records: RecordDict) -> bool:
-    return VECTOR + CUT + "kept" in records.config_records["task.head"]
+def place_of(records: RecordDict) -> tuple[int, int]:
+    """Return the round of a task, and which of the client's exchanges in it this is."""
+    numbers = numbers_of("task", records)
+    return int(numbers["round"]), int(numbers["exchange"])
 
 
 def read_task(records: RecordDict, held: Cut, device: torch.device | None = None) -> Task:
     """Read a task on a submodel that the client holds."""
     numbers = numbers_of("task", records)
-    seed, round, num_steps = (int(numbers[name]) for name in ("seed", "round", "num_steps"))
+    head = {name: int(numbers[name]) for name in HEAD}
     arrays = _arrays(unpack("task", records, device), held)
-    return Task(seed, round, held, arrays, _read_scalars(numbers), num_steps)
+    return Task(cut=held, arrays=arrays, scalars=_read_scalars(numbers), **head)
 
 
 def reply_records(reply: Reply, held: Cut) -> RecordDict:

@@ -67,7 +67,6 @@ class FlowerRuntime:
         self.grid, self.deadline, self.poll, self.device = grid, deadline, poll, device
         self.least, self.wait = least, wait
         self._nodes: dict[int, int] = {}  # client -> node, as of the last roll call
-        self._round, self._cuts = -1, dict[int, Cut]()  # what clients hold in the round under way
         self._late: dict[int, Sent] = {}  # node -> what it has not answered in time
         self._asked: dict[int, Sent] = {}  # node -> the roll call it was sent since
 
@@ -75,16 +74,12 @@ class FlowerRuntime:
         kind = message_type(work)
         waiting: list[tuple[int, Sent, Cut]] = []
         for client, task in tasks:
-            if task.round != self._round:
-                self._round, self._cuts = task.round, {}
-            with_cut = self._cuts.pop(client, None) is not task.cut
-            records = task_records(task, with_cut=with_cut)
+            records = task_records(task)
             sent = self._send(self._nodes.get(client), kind, task.round, records, self.deadline)
             waiting.append((client, sent, task.cut))
         for client, sent, cut in waiting:
             try:
                 reply = read_reply(self._content(sent), cut, self.device)
-                self._cuts[client] = cut
             except Exception as error:  # whatever a client sends, the round goes on
                 reply = failed(client, sent.round, work.__name__, _in_words(error))
             yield client, reply

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rabo.algorithms import Algorithm
 from rabo.exchange.cost import Meter
-from rabo.exchange.work import Local, perform
+from rabo.exchange.work import Local, Task, perform
 from rabo.execution import Privacy, Protected
 from rabo.federation.rounds import CALIBRATION
 from rabo.flower.full_costs import full_cost
@@ -13,13 +13,12 @@ from rabo.flower.messages import (
     CUT,
     cut_vectors,
     fault_records,
-    has_cut,
     numbers_of,
     pack,
+    place_of,
     read_cut,
     read_task,
     reply_records,
-    round_of,
     unpack,
 )
 from rabo.flower.work import work_for
@@ -60,7 +59,7 @@ class Worker:
         reply = perform(work, task, local, self._meter)
         if reply.fault is not None:
             return fault_records(reply.fault.cause)
-        _keep(task.round, cut, local, kept)
+        _keep(task, local, kept)
         if compare and work.__name__ != CALIBRATION:
             of_client = self.client, self.problem, self.algorithm
             reply = reply._replace(full_cost=full_cost(*of_client, task, work.__name__, kept))
@@ -68,11 +67,11 @@ class Worker:
 
     def _resume(self, content: RecordDict, kept: RecordDict) -> tuple[Local, Cut]:
         """Begin on the cut that came with the message, or go on where the last one ended."""
-        round, channels = round_of(content), self.problem.channels
-        if has_cut(content):
+        (round, exchange), channels = place_of(content), self.problem.channels
+        if exchange == 0:
             cut = read_cut(unpack("task", content), channels, self._device)
             return Local(self.client, self.problem.restrict(cut)), cut
-        if "held" not in kept or kept.config_records["held"]["round"] != round:
+        if "held" not in kept or dict(kept.config_records["held"]) != _held(round, exchange - 1):
             raise ValueError(
                 f"client {self.client} does not hold the submodel of round {round + 1}"
             )
@@ -84,12 +83,17 @@ class Worker:
         return local, cut
 
 
-def _keep(round: int, cut: Cut, local: Local, kept: RecordDict) -> None:
-    tensors, numbers = cut_vectors(cut), {}
+def _held(round: int, exchange: int) -> dict[str, int]:
+    """Name the last exchange whose memory a client holds."""
+    return {"round": round, "exchange": exchange}
+
+
+def _keep(task: Task, local: Local, kept: RecordDict) -> None:
+    tensors, numbers = cut_vectors(task.cut), {}
     for name, value in local.memory.items():
         if isinstance(value, int | float):
             numbers[name] = value
         elif isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()):
             tensors[name] = value
     kept.update(pack("memory", tensors, numbers))
-    kept["held"] = ConfigRecord({"round": round})
+    kept["held"] = ConfigRecord(_held(task.round, task.exchange))  # type: ignore[arg-type]

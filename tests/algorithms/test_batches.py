@@ -17,11 +17,11 @@ class Spy(InProcess):
         super().__init__(problems)
         self.log, self.seen = log, []
 
-    def map(self, work, tasks):
-        for client, reply in super().map(work, tasks):
-            self.seen.append((work.__name__, list(self.log)))
+    def map(self, work, requests):
+        for reply in super().map(work, requests):
+            self.seen.append((work.name, list(self.log)))
             self.log.clear()
-            yield client, reply
+            yield reply
 
     def of(self, name, level):
         return [[i for lv, i in seen if lv == level] for work, seen in self.seen if work == name]

@@ -15,7 +15,7 @@ from rabo.execution import InProcess
 from rabo.federation.ledger import Ledger
 from rabo.federation.rounds import CALIBRATION
 from rabo.pruning.policies import Full
-from rabo.pruning.submodel import ElementMask, level_of
+from rabo.pruning.submodel import ElementMask
 from rabo.seeding import stream
 from rabo.tasks.quadratic import Quadratic, random_quadratic
 from rabo.tree import is_finite
@@ -173,10 +173,10 @@ def test_a_seed_fixes_every_draw(name):
 class Backwards(InProcess):
     """Runs the last client first and answers in the order it promises."""
 
-    def map(self, work, tasks):
-        tasks = list(tasks)[::-1]
-        replies = {c: perform(work, t, self._local(c, t), Meter()) for c, t in tasks}
-        yield from sorted(replies.items())
+    def map(self, work, requests):
+        backwards = list(requests)[::-1]
+        replies = [perform(work, r, self.context(r), Meter()) for r in backwards]
+        yield from replies[::-1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -196,14 +196,14 @@ class Unreliable(InProcess):
         super().__init__(problems)
         self.exchange, self.missing, self.calls, self.met = exchange, missing, 0, False
 
-    def map(self, work, tasks):
-        if work.__name__ == CALIBRATION:
-            return super().map(work, tasks)
+    def map(self, work, requests):
+        if work.name == CALIBRATION:
+            return super().map(work, requests)
         self.calls += 1
         if self.calls != self.exchange:
-            return super().map(work, tasks)
+            return super().map(work, requests)
         self.met = True
-        return super().map(work, ((c, t) for c, t in tasks if c not in self.missing))
+        return super().map(work, (r for r in requests if r.client not in self.missing))
 
 
 @pytest.mark.parametrize("missing", [{2}, {0}, set(WIDTHS)], ids=["narrow", "wide", "all"])
@@ -289,11 +289,35 @@ def test_what_it_carries_is_shaped_like_x_or_y(name):
         assert {k: v.shape for k, v in tree.items()} in shapes, vector
 
 
-def travelling(arrays, cut):
+class Listed(InProcess):
+    """Remembers the works that rounds send."""
+
+    def __init__(self, problems):
+        super().__init__(problems)
+        self.works = {}
+
+    def map(self, work, requests):
+        self.works[work.name] = work
+        return super().map(work, requests)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounds_send_only_works_that_the_algorithm_lists(name):
+    problems = problems_of(name)
+    runtime = Listed(problems)
+    session = Session(make(name), problems, runtime)
+    session.play(2)
+    assert runtime.works
+    for key, work in runtime.works.items():
+        assert session.algorithm.works[key] is work
+        assert make(name).works[key] == work
+
+
+def travelling(arrays, levels, cut):
     """The bytes of what is held: of single entries, those of the mask."""
     total = 0
     for name, tree in arrays.items():
-        part = getattr(cut, level_of(name))
+        part = cut.of(levels[name])
         for key, value in tree.items():
             number = int(part.mask[key].sum()) if isinstance(part, ElementMask) else value.numel()
             total += number * value.element_size()
@@ -307,32 +331,33 @@ class Watched(InProcess):
         super().__init__(problems)
         self.exchanges, self.down, self.up, self.names, self.wrong = 0, 0, 0, set(), set()
 
-    def map(self, work, tasks):
-        if work.__name__ == CALIBRATION:
-            yield from super().map(work, tasks)
+    def map(self, work, requests):
+        if work.name == CALIBRATION:
+            yield from super().map(work, requests)
             return
         self.exchanges += 1
         cuts = {}
 
         def sent():
-            for client, task in tasks:
-                cuts[client] = task.cut
-                self.down += travelling(task.arrays, task.cut)
-                if "x" in task.arrays:
-                    self.down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
-                self._look(task.arrays, task.cut)
-                yield client, task
+            for request in requests:
+                cut = cuts[request.client] = request.submodel
+                self.down += travelling(request.arrays, work.takes, cut)
+                if "x" in request.arrays:
+                    self.down += cut.x.index_bytes() + cut.y.index_bytes()
+                self._look(request.arrays, work.takes, cut)
+                yield request
 
-        for client, reply in super().map(work, sent()):
-            self.up += travelling(reply.arrays, cuts[client])
-            self._look(reply.arrays, cuts[client])
-            yield client, reply
+        for reply in super().map(work, sent()):
+            cut = cuts[reply.client]
+            self.up += travelling(reply.arrays, work.answers, cut)
+            self._look(reply.arrays, work.answers, cut)
+            yield reply
 
-    def _look(self, arrays, cut):
+    def _look(self, arrays, levels, cut):
         self.names |= set(arrays)
         for name, tree in arrays.items():
-            entries = travelling({name: tree}, cut) // next(iter(tree.values())).element_size()
-            if entries != getattr(cut, level_of(name)).num_entries():
+            size = next(iter(tree.values())).element_size()
+            if travelling({name: tree}, levels, cut) // size != cut.of(levels[name]).num_entries():
                 self.wrong.add(name)
 
 

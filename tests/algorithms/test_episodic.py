@@ -8,7 +8,7 @@ from torch import nn
 import rabo
 from known_problems import EPISODES, curved_problem, episodic_problem
 from rabo.algorithms import DistMAML, DistProtoNet
-from rabo.execution import InProcess, Local
+from rabo.execution import ClientContext, InProcess
 from rabo.federation.solve import make_algorithm
 from rabo.problems.bilevel import Batch
 from rabo.pruning.policies import Full
@@ -27,7 +27,7 @@ def test_the_loss_of_prototypes_is_that_of_distances_to_class_means():
     problem = episodic_problem()
     x, _ = leaves_of(problem)
     batch = problem.data
-    found = DistProtoNet().loss(problem, {"x": x}, batch, Local(0, problem))
+    found = DistProtoNet().loss(problem, {"x": x}, batch, ClientContext(0, problem))
     losses = []
     for j in range(TASKS):
         z, q = (problem.features(x, (part[0][j], None)) for part in batch)
@@ -76,7 +76,7 @@ def test_the_outer_gradient_of_maml_goes_through_all_steps(rate_x):
     x, y = leaves_of(problem)
     inputs = [*x.values(), *y.values()]
     seen = algorithm.seen(problem)
-    found = algorithm.loss(seen, {"x": x, "y": y}, problem.data, Local(0, problem))
+    found = algorithm.loss(seen, {"x": x, "y": y}, problem.data, ClientContext(0, problem))
     queries, labels = problem.data.outer
     each = [
         F.cross_entropy(unrolled(problem, x, y, j, *how)(queries[j]), labels[j])
@@ -143,7 +143,7 @@ def test_the_outer_gradient_of_maml_goes_through_norms_of_ones_own(norm):
     seen = algorithm.seen(problem)
     x, y = leaves_of(problem)
     truth = gradient_by_task(seen, algorithm, x, y, problem.data)
-    found = algorithm.loss(seen, {"x": x, "y": y}, problem.data, Local(0, problem))
+    found = algorithm.loss(seen, {"x": x, "y": y}, problem.data, ClientContext(0, problem))
     slopes = torch.autograd.grad(found, [*x.values(), *y.values()])
     for slope, expected in zip(slopes, truth, strict=True):
         torch.testing.assert_close(slope, expected)
@@ -168,7 +168,7 @@ def test_the_outer_gradient_of_maml_goes_through_norms_and_convolutions(backbone
     x, y, batch = parts(torch.float64)
     truth = gradient_by_task(problem, algorithm, x, y, batch)
     x, y, batch = parts(torch.float64)
-    loss = algorithm.loss(problem, {"x": x, "y": y}, batch, Local(0, problem))
+    loss = algorithm.loss(problem, {"x": x, "y": y}, batch, ClientContext(0, problem))
     found = torch.autograd.grad(loss, [*x.values(), *y.values()])
     whole = torch.cat([t.reshape(-1) for t in truth]).norm()
     for slope, expected in zip(found, truth, strict=True):
@@ -184,7 +184,8 @@ def test_a_round_is_a_step_along_the_mean_of_the_clients_gradients(name):
     algorithm = {"dist-protonet": DistProtoNet, "dist-maml": DistMAML}[name]()
     x, y = leaves_of(problems[0])
     losses = [
-        algorithm.loss(algorithm.seen(p), {"x": x, "y": y}, p.data, Local(0, p)) for p in problems
+        algorithm.loss(algorithm.seen(p), {"x": x, "y": y}, p.data, ClientContext(0, p))
+        for p in problems
     ]
     inputs = {"x": x, "y": y} if name == "dist-maml" else {"x": x}
     names = [(n, k) for n, p in inputs.items() for k in p]
@@ -214,8 +215,8 @@ def test_capacity_1_equals_the_full_model_and_a_run_goes_on_from_its_state(name)
 class Deserted(InProcess):
     """Client 1 never answers."""
 
-    def map(self, work, tasks):
-        yield from super().map(work, [(c, t) for c, t in tasks if c != 1])
+    def map(self, work, requests):
+        yield from super().map(work, [r for r in requests if r.client != 1])
 
 
 @pytest.mark.parametrize("name", NAMES)

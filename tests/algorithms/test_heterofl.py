@@ -1,5 +1,6 @@
 """HeteroFL against a plain torch loop, and the options of its released code by hand."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -306,9 +307,9 @@ def test_the_server_refuses_rows_that_there_are_not(rows):
     problem, parts = softmax_clients()
 
     class Lying(InProcess):
-        def map(self, work, tasks):
-            for client, reply in super().map(work, tasks):
-                yield client, reply._replace(rows=rows)
+        def map(self, work, requests):
+            for reply in super().map(work, requests):
+                yield replace(reply, rows=rows)
 
     own = problem.on(parts[0])
     with pytest.raises(rabo.ClientError, match="its rows"):

@@ -206,10 +206,10 @@ def test_outer_steps_see_new_data_where_every_step_does(redraw, more):
 class Shuffled(InProcess):
     """Runs clients in another order and answers in the order it promises."""
 
-    def map(self, work, tasks):
-        tasks = list(tasks)[::-1]
-        replies = {c: perform(work, t, self._local(c, t), Meter()) for c, t in tasks}
-        yield from sorted(replies.items())
+    def map(self, work, requests):
+        shuffled = list(requests)[::-1]
+        replies = [perform(work, r, self.context(r), Meter()) for r in shuffled]
+        yield from replies[::-1]
 
 
 @pytest.mark.parametrize("hessian", ["local", "global"])
@@ -236,10 +236,10 @@ def test_a_seed_fixes_every_draw():
 class Deserted(InProcess):
     """Client 2 never answers the second exchange."""
 
-    def map(self, work, tasks):
-        for client, reply in super().map(work, tasks):
-            if not (client == 2 and work.__name__ in ("estimate_outer", "hessian_product")):
-                yield client, reply
+    def map(self, work, requests):
+        for reply in super().map(work, requests):
+            if not (reply.client == 2 and work.name in ("estimate_outer", "hessian_product")):
+                yield reply
 
 
 @pytest.mark.parametrize("hessian", ["local", "global"])

@@ -321,11 +321,11 @@ class Spy(InProcess):
         super().__init__(problems)
         self.works, self.numbers = [], {}
 
-    def map(self, work, tasks):
-        self.works.append(work.__name__)
-        for client, reply in super().map(work, tasks):
-            self.numbers[work.__name__] = dict(reply.scalars)
-            yield client, reply
+    def map(self, work, requests):
+        self.works.append(work.name)
+        for reply in super().map(work, requests):
+            self.numbers[work.name] = dict(reply.scalars)
+            yield reply
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,9 @@ class Spy(InProcess):
         super().__init__(problems)
         self.works = []
 
-    def map(self, work, tasks):
-        self.works.append(work.__name__)
-        yield from super().map(work, tasks)
+    def map(self, work, requests):
+        self.works.append(work.name)
+        yield from super().map(work, requests)
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -318,8 +318,8 @@ def test_a_client_that_does_not_answer_leaves_the_scale_to_those_who_do():
     algorithm = SimRABO(num_local_steps=(1, 4), **options)
 
     class Deserted(InProcess):
-        def map(self, work, tasks):
-            yield from super().map(work, ((c, t) for c, t in tasks if c == 0))
+        def map(self, work, requests):
+            yield from super().map(work, (r for r in requests if r.client == 0))
 
     state = algorithm.init(problem)
     ledger = Ledger(Deserted({0: problem, 1: problem}))

@@ -231,11 +231,11 @@ def test_structured_fiarse_differentiates_the_norm_of_a_channel():
     x, y = client.start()
     cut = rabo.Importance()(Whole(client.channels, x, y), 0.5, 0, 0, torch.Generator())
     small = client.restrict(cut)
-    task = rabo.execution.Task(0, 0, cut, {"x": cut.x.extract(x), "y": cut.y.extract(y)})
+    request = rabo.execution.Request(0, 0, 0, cut, {"x": cut.x.extract(x), "y": cut.y.extract(y)})
     algorithm = StructuredFIARSE(levels="both", beta=0.1)
-    mask = algorithm.masking(task, rabo.execution.Local(0, small))
+    mask = algorithm.masking(request, rabo.execution.ClientContext(0, small))
     weights = {
-        n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in task.arrays.items()
+        n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in request.arrays.items()
     }
     masked = mask(weights)
     flat = {f"{n}.{k}": v for n, p in weights.items() for k, v in p.items()}
@@ -277,9 +277,9 @@ def test_capacity_1_equals_the_full_model(name, copies):
 class Deserted(InProcess):
     """Client 2 is asked first and never answers."""
 
-    def map(self, work, tasks):
-        replies = [(c, list(super(Deserted, self).map(work, [(c, t)]))) for c, t in [*tasks][::-1]]
-        yield from ((c, found[0][1]) for c, found in replies[::-1] if c != 2)
+    def map(self, work, requests):
+        found = [r for one in [*requests][::-1] for r in super(Deserted, self).map(work, [one])]
+        yield from (reply for reply in found[::-1] if reply.client != 2)
 
 
 @pytest.mark.parametrize("name", NAMES)

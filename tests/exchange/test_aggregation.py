@@ -1,5 +1,6 @@
 """Medians and trimmed means per entry, over the clients that hold it."""
 
+from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
@@ -135,15 +136,15 @@ def test_the_largest_number_that_counts():
 class Liar(InProcess):
     """One client of five sends its answers times −100, and a curvature of a billion."""
 
-    def map(self, work, tasks):
-        for client, reply in super().map(work, tasks):
-            if client == 3:
+    def map(self, work, requests):
+        for reply in super().map(work, requests):
+            if reply.client == 3:
                 arrays = {
                     name: {key: -100 * value for key, value in tree.items()}
                     for name, tree in reply.arrays.items()
                 }
-                reply = reply._replace(arrays=arrays, scalars=dict.fromkeys(reply.scalars, 1e9))
-            yield client, reply
+                reply = replace(reply, arrays=arrays, scalars=dict.fromkeys(reply.scalars, 1e9))
+            yield reply
 
 
 @pytest.mark.filterwarnings("ignore::rabo.federation.alarms.DivergenceWarning")  # of the mean

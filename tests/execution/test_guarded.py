@@ -1,6 +1,7 @@
 """The server goes on without clients that fail, lie in shape, or are silent."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from known_problems import federated_quadratics
 from rabo.algorithms import AggITD, FedBiOAcc, FedMBO
 from rabo.errors import ClientError
 from rabo.exchange.cost import Cost
-from rabo.exchange.work import answer_of, answers
 from rabo.execution import InProcess, Reply
 from rabo.federation.federation import Federation
 from rabo.federation.rounds import Round
@@ -42,12 +42,12 @@ class Changed(InProcess):
         super().__init__(problems)
         self.change = change
 
-    def map(self, work, tasks):
-        for client, reply in super().map(work, tasks):
-            if client != HOSTILE:
-                yield client, reply
+    def map(self, work, requests):
+        for reply in super().map(work, requests):
+            if reply.client != HOSTILE:
+                yield reply
             elif (changed := self.change(reply)) is not None:
-                yield client, changed
+                yield changed
 
 
 def federation(name, change, **tolerance):
@@ -115,19 +115,16 @@ ARRAYS = [
 ]
 NUMBERS = [float("nan"), float("inf"), 10**400, None, "1", [1.0], torch.tensor(1.0), {}, 1j]
 REPLIES = [
-    lambda r: 7,
-    lambda r: tuple(r)[:3],
-    lambda r: {"arrays": r.arrays},
-    lambda r: r._replace(scalars=None),
-    lambda r: r._replace(scalars={**r.scalars, "accuracy": 1.0}),
-    lambda r: r._replace(scalars={**r.scalars, "a": 1.0, 5: 2.0}),
-    lambda r: r._replace(cost=None),
-    lambda r: r._replace(cost=(1, 2)),
-    lambda r: r._replace(cost=Cost(multiply_adds=-1)),
-    lambda r: r._replace(cost=Cost(seconds=float("nan"))),
-    lambda r: r._replace(cost=Cost(peak_memory_bytes="1")),
-    lambda r: r._replace(fault=ClientError(0, 0, "anything", ValueError("a lie"))),
-    lambda r: Reply({}),
+    lambda r: replace(r, scalars=None),
+    lambda r: replace(r, scalars={**r.scalars, "accuracy": 1.0}),
+    lambda r: replace(r, scalars={**r.scalars, "a": 1.0, 5: 2.0}),
+    lambda r: replace(r, cost=None),
+    lambda r: replace(r, cost=(1, 2)),
+    lambda r: replace(r, cost=Cost(multiply_adds=-1)),
+    lambda r: replace(r, cost=Cost(seconds=float("nan"))),
+    lambda r: replace(r, cost=Cost(peak_memory_bytes="1")),
+    lambda r: replace(r, fault=ClientError(0, 0, "anything", ValueError("a lie"))),
+    lambda r: Reply(r.client, {}),
 ]
 
 
@@ -142,17 +139,17 @@ def hostile_changes(draw):
     def change(reply):
         if kind == "tensor" and reply.arrays:
             name = sorted(reply.arrays)[which % len(reply.arrays)]
-            return reply._replace(
-                arrays={**reply.arrays, name: replaced(reply.arrays[name], tensor)}
+            return replace(
+                reply, arrays={**reply.arrays, name: replaced(reply.arrays[name], tensor)}
             )
         if kind == "arrays" and reply.arrays:
-            return reply._replace(arrays=arrays(reply.arrays))
+            return replace(reply, arrays=arrays(reply.arrays))
         if kind == "number" and reply.scalars:
             name = sorted(reply.scalars)[which % len(reply.scalars)]
-            return reply._replace(scalars={**reply.scalars, name: number})
+            return replace(reply, scalars={**reply.scalars, name: number})
         spoilt = spoil(reply)
         # what is empty already is spoilt by a name too many
-        return spoilt if spoilt != reply else reply._replace(scalars={"x": 1.0})
+        return spoilt if spoilt != reply else replace(reply, scalars={"x": 1.0})
 
     return change
 
@@ -180,13 +177,13 @@ def test_no_hostile_reply_changes_the_model_or_stops_the_server(name, change, wi
 def test_the_reason_says_what_was_expected_and_what_came():
     whys = {}
     for what, change in {
-        "shape": lambda r: r._replace(
-            arrays={n: replaced(t, TENSORS[8]) for n, t in r.arrays.items()}
+        "shape": lambda r: replace(
+            r, arrays={n: replaced(t, TENSORS[8]) for n, t in r.arrays.items()}
         ),
-        "norm": lambda r: r._replace(
-            arrays={n: replaced(t, TENSORS[3]) for n, t in r.arrays.items()}
+        "norm": lambda r: replace(
+            r, arrays={n: replaced(t, TENSORS[3]) for n, t in r.arrays.items()}
         ),
-        "names": lambda r: r._replace(arrays={**r.arrays, "z": {}}),
+        "names": lambda r: replace(r, arrays={**r.arrays, "z": {}}),
     }.items():
         [done] = federation("rabo", change, on_fault="drop").run(1)
         whys[what] = {fault.phase: fault.why for fault in done.faults}
@@ -199,18 +196,18 @@ def test_the_reason_says_what_was_expected_and_what_came():
 
 
 def test_by_default_a_bad_reply_ends_the_run_with_client_round_and_reason():
-    wrong = federation("rabo", lambda r: r._replace(scalars={}), on_fault="raise")
+    wrong = federation("rabo", lambda r: replace(r, scalars={}), on_fault="raise")
     with pytest.raises(ClientError, match="client 1 failed in round 1 at measure_curvature: Reply"):
         list(wrong.run(1))
 
 
 def test_an_answer_that_nobody_asked_for_is_not_used():
     class Twice(InProcess):
-        def map(self, work, tasks):
-            for client, reply in super().map(work, tasks):
-                yield client, reply
-                yield client, reply
-                yield 9, reply
+        def map(self, work, requests):
+            for reply in super().map(work, requests):
+                yield reply
+                yield reply
+                yield replace(reply, client=9)
 
     problems = federated_quadratics()
     clients = [rabo.Client(problem) for problem in problems]
@@ -317,25 +314,6 @@ def test_too_few_clients_at_the_roll_call_are_said_too():
         clients, ALGORITHMS["rabo"], participation=0.5, tolerance=rabo.Tolerance(min_replies=3)
     )
     assert [done.skipped for done in own.run(1)] == ["2 clients take part, 3 must"]
-
-
-def test_work_that_does_not_say_what_it_answers_is_an_error_of_its_author():
-    def work(task, local):
-        return Reply({})
-
-    with pytest.raises(TypeError, match=r"work must say what it answers with: write @answers"):
-        answer_of(work)
-
-
-def test_what_work_answers_may_depend_on_its_algorithm():
-    class Algorithm:
-        trained = ("x", "y")
-
-        @answers(lambda self: self.trained, "p", scalars=("loss",))
-        def work(self, task, local):
-            raise NotImplementedError
-
-    assert answer_of(Algorithm().work) == (("x", "y", "p"), ("loss",))
 
 
 @pytest.mark.parametrize(

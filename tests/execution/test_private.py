@@ -10,7 +10,7 @@ import rabo
 from known_problems import federated_quadratics
 from rabo.algorithms import FedNest
 from rabo.cli import app
-from rabo.execution import InProcess, Local, Recorded, Reply, Task
+from rabo.execution import Answer, ClientContext, InProcess, Recorded, Request
 from rabo.federation.federation import Federation
 from rabo.seeding import stream
 from rabo.tree import squared_norm
@@ -19,11 +19,11 @@ from rabo.tree import squared_norm
 class Sent(InProcess):
     """Remembers the arrays of all replies by round, work and client, in order."""
 
-    def map(self, work, tasks):
+    def map(self, work, requests):
         self.seen = getattr(self, "seen", [])
-        for client, reply in super().map(work, tasks):
-            self.seen.append((work.__name__, client, reply.arrays))
-            yield client, reply
+        for reply in super().map(work, requests):
+            self.seen.append((work.name, reply.client, reply.arrays))
+            yield reply
 
 
 def run(privacy, algorithm=None, rounds=2, kind=Sent):
@@ -62,11 +62,11 @@ def test_a_bound_that_nobody_reaches_changes_no_bit():
 def test_noise_has_the_deviation_it_says_and_is_independent_between_answers():
     """Two answers of two clients in 200 rounds: eight entries of noise alone, as columns."""
     privacy = rabo.Privacy(clip=2.0, noise_multiplier=0.5)
-    nothing, rows = Reply({"y": {"y": torch.zeros(2).double()}}), []
+    nothing, rows = Answer({"y": {"y": torch.zeros(2).double()}}), []
     for round in range(200):
-        locals_ = [Local(client, federated_quadratics(1)[0]) for client in range(2)]
-        task = Task(0, round, None, {})
-        sent = [privacy(nothing, task, own, "work") for own in locals_ for _ in range(2)]
+        clients = [ClientContext(client, federated_quadratics(1)[0]) for client in range(2)]
+        request = Request(0, 0, round, None, {})
+        sent = [privacy(nothing, request, own, "work") for own in clients for _ in range(2)]
         rows.append(torch.cat([reply.arrays["y"]["y"] for reply in sent]))
     drawn = torch.stack(rows)
     assert float(drawn.std()) == pytest.approx(1.0, abs=0.1)  # 1600 draws: 4 deviations

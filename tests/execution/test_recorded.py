@@ -12,7 +12,7 @@ import rabo
 from rabo.algorithms import ALGORITHMS, RABO, RAFBO, FedAvg, FedMBO
 from rabo.algorithms.dist_maml import DistMAML
 from rabo.errors import ClientError
-from rabo.exchange.work import Reply
+from rabo.exchange.request import Answer
 from rabo.execution import Grouped, InProcess, Recorded, players, room
 from rabo.execution.players import as_block, copy_tree, outside
 from rabo.federation.federation import Federation
@@ -97,7 +97,7 @@ def test_work_that_draws_its_own_numbers_is_not_recorded():
     fast, _, runtime = run(Recorded, few_shot(heads="shared"), algorithm)
     assert all(torch.equal(v, fast.state.x[k]) for k, v in plain.state.x.items())
     works = {
-        key[0][0]: found is not None
+        key[0][0].name: found is not None
         for local in runtime._kept.values()
         for key, found in local.recordings.items()
     }
@@ -267,7 +267,7 @@ def test_groups_become_smaller_when_work_that_begins_later_needs_more(monkeypatc
 
     algorithm = RABO(num_inner_steps=2, beta=0.1, warm_up=3)
     plain, _, together = run(Grouped, clients(), algorithm)
-    costs = {kind[0][0]: cost.peak_memory_bytes for kind, cost in together._alone.items()}
+    costs = {kind[0][0].name: cost.peak_memory_bytes for kind, cost in together._alone.items()}
     fitting = 2.9 * costs["estimate_outer"]
     assert 3 * costs["update_inner"] <= fitting
     monkeypatch.setattr(room, "limit", lambda device: fitting)
@@ -314,13 +314,13 @@ def test_processes_that_share_a_device_leave_a_third_of_it(monkeypatch):
 
 
 def test_results_are_copied_out_of_shared_memory_with_their_types_and_nesting():
-    reply = Reply(
+    reply = Answer(
         {"x": as_block({"a": torch.ones(2, 3), "b": torch.zeros(4)})}, {"loss": torch.tensor(2.0)}
     )
     found = (reply, torch.arange(2.0), {"y": {"w": torch.ones(3)}, "n": None, "both": [reply[0]]})
     copied = outside(found)
     assert shapes(copied) == shapes(found)
-    assert isinstance(copied[0], Reply)
+    assert isinstance(copied[0], Answer)
     assert copied[2]["n"] is None
     for a, b in zip(leaves(copied), leaves(found), strict=True):
         assert torch.equal(a, b)

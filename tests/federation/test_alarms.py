@@ -233,11 +233,11 @@ class Spy(InProcess):
         super().__init__(problems)
         self.answered = {}
 
-    def map(self, work, tasks):
-        for client, reply in super().map(work, tasks):
+    def map(self, work, requests):
+        for reply in super().map(work, requests):
             for name, tree in reply.arrays.items():
                 self.answered.setdefault(name, []).append(next(iter(tree.values())))
-            yield client, reply
+            yield reply
 
 
 def test_the_metrics_hold_the_disagreement_about_x_and_about_y():

@@ -6,9 +6,8 @@ from flwr.app import Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from rabo.flower.messages import ROWS, fault_records, unpack
+from rabo.flower.messages import ROWS, WIDTH, fault_records, unpack
 from rabo.flower.runtime import width_records
-from rabo.flower.work import WIDTH
 from rabo.flower.worker import Worker
 from rabo.tree import squared_norm
 
@@ -57,7 +56,7 @@ class FakeGrid:
         worker = Worker(client, self.problems[client], algorithm)
         try:
             kept = self.kept[client]
-            found = worker.answer(kind, content, kept, self.privacy, self.compare)
+            found = worker.answer(content, kept, self.privacy, self.compare)
         except Exception as error:
             found = fault_records(error)
         self.kept[client] = travel(self.kept[client])

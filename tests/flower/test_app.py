@@ -19,14 +19,15 @@ from grids import FakeGrid
 from rich.console import Console
 from typer.testing import CliRunner
 
+import rabo
 from rabo.cli import flower as commands
-from rabo.execution import Task
+from rabo.execution import Request
 from rabo.flower import events, launch
 from rabo.flower.app import client_app, server_app
 from rabo.flower.events import read_event
 from rabo.flower.follow import Follower
 from rabo.flower.launch import TEMPLATE, Children
-from rabo.flower.messages import task_records, unpack
+from rabo.flower.messages import WORK, request_records, unpack
 from rabo.flower.options import experiment_of, parse_options, run_config
 from rabo.pruning.submodel import cut
 from rabo.runs.experiment import Experiment
@@ -82,7 +83,7 @@ def context(partition, **node):
 
 
 def roll_call(where, folder=TEMPLATE):
-    message = Message(RecordDict({"task": ConfigRecord({"round": 0})}), 100, "query.width")
+    message = Message(RecordDict({"request": ConfigRecord({"round": 0})}), 100, "query.width")
     [answer] = client_app(folder)(message, where).content.config_records.values()
     return dict(answer)
 
@@ -130,8 +131,9 @@ def test_nobody_else_knows_the_noise_of_a_client_unless_the_run_is_to_be_repeate
     problem = setup.clients[0].problem
     x, y = problem.start()
     whole = cut(problem.channels, {g: torch.arange(n) for g, n in problem.channels.units.items()})
-    task = Task(0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
-    message = Message(task_records(task), 100, "train.inner")
+    request = Request(0, 0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
+    work = rabo.RABO(beta=0.1).update_inner
+    message = Message(request_records(request, work), 100, WORK)
     exact = answer_to(message)
     clipped = answer_to(message, clip=0.5)
     assert exact.norm() > 0.5

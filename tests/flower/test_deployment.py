@@ -104,6 +104,7 @@ def test_clients_in_one_process_and_in_many_agree_bit_for_bit(where, algorithm, 
 
 HOSTILE = """
 
+from dataclasses import replace
 from pathlib import Path
 import os
 import time
@@ -118,12 +119,12 @@ def problem(partition, num_partitions):
     return _problem(partition, num_partitions)
 
 
-def answer(client, work, task, local, meter):
-    reply, when = _perform(work, task, local, meter), (task.round, client, work.__name__)
+def answer(client, work, request, context, meter):
+    reply, when = _perform(work, request, context, meter), (request.round, client, work.name)
     if when == (1, 1, "update_inner"):
-        return reply._replace(arrays={{"y": {{"w": reply.arrays["y"]["w"] * float("nan")}}}})
+        return replace(reply, arrays={{"y": {{"w": reply.arrays["y"]["w"] * float("nan")}}}})
     if when == (1, 2, "estimate_outer"):
-        return reply._replace(arrays={{"x": {{"log_penalty": torch.zeros(9)}}}})
+        return replace(reply, arrays={{"x": {{"log_penalty": torch.zeros(9)}}}})
     if when in [(2, 1, "update_inner"), (2, 2, "update_inner")]:
         (_folder / f"client-{{client}}").write_text(str(os.getpid()))
         while not (_folder / "go-on").exists():
@@ -144,16 +145,16 @@ class Recorded(InProcess):
         absent = {int(client): Absent(why) for client, why in done["absent"].items()}
         return {int(client): width for client, width in done["present"].items()} | absent
 
-    def map(self, work, tasks):
-        for client, task in tasks:
+    def map(self, work, requests):
+        for request in requests:
             faults = {
-                (f["client"], f["phase"]): f["why"] for f in self.rounds[task.round]["faults"]
+                (f["client"], f["phase"]): f["why"] for f in self.rounds[request.round]["faults"]
             }
-            if (client, work.__name__) in faults:
-                why = ReplyError(faults[client, work.__name__])
-                yield client, failed(client, task.round, work.__name__, why)
+            if (request.client, work.name) in faults:
+                why = ReplyError(faults[request.client, work.name])
+                yield failed(request, work, why)
             else:
-                yield from super().map(work, [(client, task)])
+                yield from super().map(work, [request])
 
 
 def test_a_run_survives_liars_the_slow_and_the_dead_and_its_own_death(deployment, tmp_path):

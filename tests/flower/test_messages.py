@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import rabo
 from rabo.exchange.cost import Cost
-from rabo.exchange.work import Reply, Task
+from rabo.exchange.request import Reply, Request
+from rabo.exchange.work import Work, levels
 from rabo.flower.messages import (
     DTYPES,
     MOST_INLINE,
@@ -18,15 +19,29 @@ from rabo.flower.messages import (
     raw_of,
     read_cut,
     read_reply,
-    read_task,
+    read_request,
     reply_records,
-    task_records,
+    request_records,
     unpack,
+    work_name,
 )
 from rabo.pruning.channels import declare
 from rabo.pruning.policies import Whole
 from rabo.pruning.submodel import ElementMask
 from rabo.seeding import stream
+
+WORK = rabo.RABO().update_inner
+
+
+class Echo(Work):
+    """Answers with the arrays of the request."""
+
+    name = "echo"
+    takes = answers = levels(x="x", y="y")
+
+    def __call__(self, request, client):
+        return request.arrays
+
 
 NAMES = st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable())
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -83,19 +98,21 @@ def test_a_task_and_its_reply_come_back_as_they_were(seed, policy, width, scalar
     whole = model(seed % 1000)
     cut = policy(whole, width, 0, 3, stream(seed))
     arrays = {"x": cut.x.extract(whole.x), "y": cut.y.extract(whole.y)}
-    task = Task(seed, 3, cut, arrays, scalars, num_steps=2)
-    records = travel(task_records(task))
-    held = read_cut(unpack("task", records), whole.channels)
+    request = Request(7, seed, 3, cut, arrays, scalars, steps=2)
+    records = travel(request_records(request, WORK))
+    held = read_cut(unpack("request", records), whole.channels)
     assert held.widths == cut.widths
     for level in ("x", "y"):
         mine, theirs = getattr(cut, level).held(), getattr(held, level).held()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    found = read_task(records, held)
-    assert (found.seed, found.round, found.num_steps) == (seed, 3, 2)
+    assert work_name(records) == "update_inner"
+    found = read_request(records, held, WORK)
+    assert (found.client, found.seed, found.round, found.steps) == (7, seed, 3, 2)
     assert dict(found.scalars) == scalars
     rows = {"y": {"v": [1], "w": []}, "x": {}}
-    reply = Reply(arrays, scalars, Cost(2**40, 7, 0.25, 0, 0), rows=rows)
-    answer = read_reply(travel(reply_records(reply, held)), cut)
+    reply = Reply(7, arrays, scalars, Cost(2**40, 7, 0.25, 0, 0), rows=rows)
+    answer = read_reply(travel(reply_records(reply, held, Echo())), request, Echo())
+    assert answer.client == 7
     assert answer.cost == reply.cost
     assert answer.scalars == scalars
     assert answer.rows == rows
@@ -110,10 +127,11 @@ def test_only_held_entries_of_an_element_mask_travel():
     whole = model(0)
     cut = rabo.Magnitude()(whole, 0.5, 0, 0, stream(0))
     assert isinstance(cut.x, ElementMask)
-    records = task_records(Task(0, 0, cut, {"x": cut.x.extract(whole.x)}))
+    request = Request(0, 0, 0, cut, {"x": cut.x.extract(whole.x)})
+    records = request_records(request, WORK)
     bits = (12 + 7) // 8 + 1 + 1  # of x.w, x.b and y.v
     units = 4 * 4
-    sent = len(raw_of("task", records))
+    sent = len(raw_of("request", records))
     assert sent == cut.x.num_bytes(whole.x) + bits + units
 
 

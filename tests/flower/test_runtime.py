@@ -1,6 +1,6 @@
 """The Flower runtime on a grid in this process: the same bits, and rounds that go on."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -13,14 +13,28 @@ from torch import nn
 
 import rabo
 from known_problems import episodic_problem
-from rabo.algorithms import ALGORITHMS, RABO, Cohort
+from rabo.algorithms import ALGORITHMS, Cohort
+from rabo.errors import ReplyError
 from rabo.exchange.budgets import Absent
-from rabo.execution import InProcess, Private, answers
+from rabo.exchange.request import Request
+from rabo.exchange.work import Work, levels
+from rabo.execution import InProcess, Private
 from rabo.federation.federation import Federation
 from rabo.federation.ledger import Ledger
-from rabo.flower.messages import CUT, DTYPES, INLINE, RAW, raw_of, unpack
+from rabo.flower.messages import (
+    CUT,
+    DTYPES,
+    INLINE,
+    RAW,
+    WORK,
+    raw_of,
+    request_records,
+    unpack,
+    work_name,
+)
 from rabo.flower.runtime import FlowerRuntime
-from rabo.flower.work import message_types, work_for
+from rabo.flower.worker import Worker
+from rabo.pruning.submodel import cut
 from rabo.seeding import stream
 from rabo.tasks import TASKS
 from rabo.tasks.quadratic import random_quadratic
@@ -71,6 +85,11 @@ def make(name, **options):
     known = {option.name for option in fields(kind)}
     options = {**SMALL, "policy": policy, **options}
     return kind(**{key: value for key, value in options.items() if key in known})
+
+
+def whole_cut(problem):
+    units = problem.channels.units
+    return cut(problem.channels, {group: torch.arange(n) for group, n in units.items()})
 
 
 def play(algorithm, problems, runtime, rounds=3, widths=WIDTHS):
@@ -127,9 +146,9 @@ def test_the_cut_travels_once_a_round_and_only_kept_entries_do():
     grid = FakeGrid(problems, algorithm, WIDTHS)
     _, ledger = play(algorithm, problems, FlowerRuntime(grid), rounds=1)
     contents = [content for client, _, content in grid.seen if client == 2]
-    cuts = [CUT + "kept" in unpack("task", travel(content)) for content in contents[1:]]
+    cuts = [CUT + "kept" in unpack("request", travel(content)) for content in contents[1:]]
     assert cuts == [True, True, False]
-    sizes = [len(raw_of("task", content)) for content in contents[1:]]
+    sizes = [len(raw_of("request", content)) for content in contents[1:]]
     spent = [e.cost.bytes_down for e in ledger.entries if e.client == 2]
     assert sizes[1:] == spent
 
@@ -191,17 +210,36 @@ def test_a_run_that_began_without_the_full_models_cost_goes_on_without_it():
     assert first.relative_cost == second.relative_cost == {}
 
 
-class Scripted(FakeGrid):
-    """One client answers a kind of message in its own way."""
+def asked_for(message):
+    """The name of the work of a message, or its type."""
+    kind = message.metadata.message_type
+    return work_name(message.content) if kind == WORK else kind
 
-    def __init__(self, problems, algorithm, failure, kind="train.inner", widths=WIDTHS):
+
+class Scripted(FakeGrid):
+    """One client answers one work, or the roll call, in its own way."""
+
+    def __init__(self, problems, algorithm, failure, kind="update_inner", widths=WIDTHS):
         super().__init__(problems, algorithm, widths)
         self.failure, self.kind = failure, kind
 
     def answer(self, client, message):
-        if client == 1 and message.metadata.message_type == self.kind:
+        if client == 1 and asked_for(message) == self.kind:
             return self.failure(message)
         return super().answer(client, message)
+
+
+@dataclass(frozen=True)
+class Broken(Work):
+    """Inner steps that fail."""
+
+    error: Exception
+
+    name = "update_inner"
+    takes, answers = levels(x="x", y="y"), levels(y="y")
+
+    def __call__(self, request, client):
+        raise self.error
 
 
 class Failing(InProcess):
@@ -211,14 +249,10 @@ class Failing(InProcess):
         super().__init__(problems)
         self.error = error
 
-    def map(self, work, tasks):
-        def fail(task, local):
-            raise self.error
-
-        fail.__name__ = work.__name__
-        for client, task in tasks:
-            fails = client == 1 and work.__name__ == "update_inner"
-            yield from super().map(fail if fails else work, [(client, task)])
+    def map(self, work, requests):
+        for request in requests:
+            fails = request.client == 1 and work.name == "update_inner"
+            yield from super().map(Broken(self.error) if fails else work, [request])
 
     def widths(self, round, clients):
         return {client: WIDTHS[client] for client in clients}
@@ -252,13 +286,13 @@ def test_a_round_goes_on_without_a_client_that_fails_and_the_record_names_it(fai
 
 def test_what_goes_wrong_on_a_client_is_recorded_in_the_words_of_this_process():
     class Wrong(rabo.RABO):
-        @answers("y")
-        def update_inner(self, task, local):
-            return 1 / 0
+        @property
+        def works(self):
+            return {**super().works, "update_inner": Broken(ZeroDivisionError("division by zero"))}
 
     problems, algorithm = quadratics(), make("rabo")
     grid = FakeGrid(problems, algorithm, WIDTHS)
-    grid.algorithms = {1: Wrong(**vars(algorithm))}
+    grid.algorithms = {1: Wrong(**{f.name: getattr(algorithm, f.name) for f in fields(algorithm)})}
     far = federation(problems, algorithm, FlowerRuntime(grid))
     near = federation(problems, algorithm, Failing(problems, ZeroDivisionError("division by zero")))
     [found], [expected] = list(far.run(1)), list(near.run(1))
@@ -374,15 +408,28 @@ def test_a_server_that_starts_anew_goes_on_to_the_same_bits(name):
     assert_same(whole.state, second.state)
 
 
-def test_a_client_does_only_what_is_marked_as_work():
-    algorithm = RABO()
-    assert work_for("train.inner", algorithm) == algorithm.update_inner
-    assert work_for("query.measure_curvature", algorithm).__name__ == "measure_curvature"
-    names = ("round", "init", "__init__", "accelerate", "with_beta", "policy", "hypergradient")
-    for name in (*(f"train.{n}" for n in names), "query.lanczos", "query.point", "query.answers"):
-        with pytest.raises(ValueError, match="unknown work"):
-            work_for(name, algorithm)
-    assert {"train.inner", "train.outer", "query.pull_back", "train.pull_back"} <= message_types()
+@pytest.mark.parametrize("name", ["round", "__init__", "policy", "pull_back", "update_outer"])
+def test_a_client_refuses_work_that_its_algorithm_does_not_list(name):
+    problems, algorithm = quadratics(), make("rabo")
+    worker, whole = Worker(0, problems[0], algorithm), whole_cut(problems[0])
+    x, y = problems[0].start()
+    request = Request(0, 0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
+    records = request_records(request, algorithm.update_inner)
+    assert "fault" not in worker.answer(travel(records), RecordDict())
+    records["request.head"]["work"] = name
+    with pytest.raises(ValueError, match="unknown work"):
+        worker.answer(travel(records), RecordDict())
+
+
+def test_a_client_refuses_an_array_that_its_work_does_not_take():
+    problems, algorithm = quadratics(), make("rabo")
+    worker, whole = Worker(0, problems[0], algorithm), whole_cut(problems[0])
+    x, y = problems[0].start()
+    request = Request(0, 0, 0, whole, {"x": x, "y": y}, {"beta": 0.1})
+    records = request_records(request, algorithm.update_inner)
+    records["request.head"]["work"] = "estimate_outer"
+    with pytest.raises(ReplyError, match=r"arrays must be y, got \['x'\]"):
+        worker.answer(travel(records), RecordDict())
 
 
 def test_a_client_that_lost_its_submodel_says_so():
@@ -391,7 +438,7 @@ def test_a_client_that_lost_its_submodel_says_so():
     alive = grid.answer
 
     def forgetful(client, message):
-        if message.metadata.message_type == "train.outer":
+        if asked_for(message) == "estimate_outer":
             grid.kept[client] = RecordDict()
         return alive(client, message)
 
@@ -497,10 +544,10 @@ def test_a_hostile_reply_neither_ends_a_run_nor_changes_the_model(honest, change
     alive = grid.answer
 
     def hostile(client, message):
-        key = client, message.metadata.message_type
+        key = client, asked_for(message)
         if key not in said:
             said[key] = alive(client, message).content
-        lies = key == (1, "train.inner")
+        lies = key == (1, "update_inner")
         return Message(travel(change(said[key])) if lies else said[key], reply_to=message)
 
     grid.answer = hostile

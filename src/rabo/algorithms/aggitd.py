@@ -1,15 +1,25 @@
 """Aggregated iterative differentiation: the chain rides on the inner exchanges (AggITD)."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from rabo.algorithms.corrected import CorrectedSteps
-from rabo.algorithms.slopes import hessian_product, inner_slope, outer_slope, pull_back
+from rabo.algorithms.curvature import MEASURE_CURVATURE
+from rabo.algorithms.slopes import (
+    INNER_SLOPE,
+    PULL_BACK,
+    answer_inner_slope,
+    answer_outer_slope,
+    answer_product,
+)
+from rabo.exchange.client import ClientContext
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Runtime, Work, Works, levels, named
 from rabo.pruning.policies import Full, MaskPolicy
 from rabo.seeding import stream
 from rabo.tree import Params
@@ -49,6 +59,11 @@ class AggITD(CorrectedSteps):
         if self.num_inner_steps < 1:
             raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
 
+    @cached_property
+    def works(self) -> Works:
+        slopes = (INNER_SLOPE, BOTH_SLOPES, SLOPE_AND_PRODUCT, PULL_BACK)
+        return named(MEASURE_CURVATURE, *slopes, self.correct_inner, self.correct_outer)
+
     def round(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
         cuts = Cuts(self.policy, state, cohort, self.seed)
         state = self.with_beta(state, cuts, runtime)
@@ -62,7 +77,7 @@ class AggITD(CorrectedSteps):
         if moves:
             p = {k: state.scalars["beta"] * self.num_inner_steps * v for k, v in p.items()}
             last = {"y": state.y, "p": p}
-            [h] = ask.mean(pull_back, last, "x_h", scalars=self.snapshot_scalars)
+            h = ask.mean(PULL_BACK, last, self.snapshot_scalars)["x_h"]
             state = self.step_outer(state, ask, h.mean())
         return replace(self.follow_curvature(state, ask), round=state.round + 1)
 
@@ -77,23 +92,41 @@ class AggITD(CorrectedSteps):
         """One exchange at y^t: q, and the next p if the chain has started."""
         here, data = {**x, "y": state.y}, self.snapshot_scalars
         if since < 0:
-            [q] = ask.mean(inner_slope, here, "q", scalars=data)
-            return q.mean(), p
+            return ask.mean(INNER_SLOPE, here, data)["q"].mean(), p
         if since == 0:
-            q, slope = ask.mean(self.both_slopes, here, "q", "p", scalars=data)
-            return q.mean(), slope.mean()
-        q, product = ask.mean(self.slope_and_product, {**here, "p": p}, "q", "p", scalars=data)
+            found = ask.mean(BOTH_SLOPES, here, data)
+            return found["q"].mean(), found["p"].mean()
+        found = ask.mean(SLOPE_AND_PRODUCT, {**here, "p": p}, data)
         state = self.shorten(state, ask)
-        return q.mean(), product.step(p, state.scalars["beta"])
+        return found["q"].mean(), found["p"].step(p, state.scalars["beta"])
 
-    @answers("q", "p")
-    def both_slopes(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_y g_i and ∇_y f_i."""
-        found = inner_slope(task, local).arrays
-        return Reply({**found, **outer_slope(task, local).arrays})
 
-    @answers("q", "p", scalars=(CURVATURE,))
-    def slope_and_product(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_y g_i and ∇²_yy g_i·p."""
-        found, product = inner_slope(task, local).arrays, hessian_product(task, local)
-        return Reply({**found, **product.arrays}, product.scalars)
+@dataclass(frozen=True)
+class BothSlopes(Work):
+    """On the client: ∇_y g_i and ∇_y f_i."""
+
+    name = "both_slopes"
+    takes = levels(x="x", y="y")
+    answers = levels(q="y", p="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        q = answer_inner_slope(request, client)
+        return Answer({"q": q, "p": answer_outer_slope(request, client)})
+
+
+@dataclass(frozen=True)
+class SlopeAndProduct(Work):
+    """On the client: ∇_y g_i and ∇²_yy g_i·p."""
+
+    name = "slope_and_product"
+    takes = levels(x="x", y="y", p="y")
+    answers = levels(q="y", p="y")
+    numbers = (CURVATURE,)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        q = answer_inner_slope(request, client)
+        product, stretched = answer_product(request, client)
+        return Answer({"q": q, "p": product}, {CURVATURE: stretched})
+
+
+BOTH_SLOPES, SLOPE_AND_PRODUCT = BothSlopes(), SlopeAndProduct()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,10 +18,12 @@ from rabo.algorithms.slopes import (
     outer_slope_at,
     skip_batch,
 )
+from rabo.exchange.client import ClientContext
 from rabo.exchange.covering import Covered
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, State
-from rabo.exchange.work import Local, Reply, Task, answers
+from rabo.exchange.work import Work, levels
 from rabo.problems.bilevel import Batch, BilevelProblem, Level
 from rabo.tree import Params, cast, lay, pieces
 
@@ -65,43 +67,68 @@ class CorrectedSteps(OuterLevel):
     def step_inner(self, state: State, ask: Exchanges, q: Params) -> Covered:
         """One exchange: how far y moves on average, y − avg y_i."""
         scalars = {"beta": state.scalars["beta"]}
-        [moved] = ask.mean(self.correct_inner, {"q": q}, "y", scalars=scalars)
-        return moved
+        return ask.mean(self.correct_inner, {"q": q}, scalars)["y"]
 
     def step_outer(self, state: State, ask: Exchanges, h: Params) -> State:
         """One exchange: x = avg x_i, or what the server's step makes of the way they went."""
         alpha = {"alpha": self.alpha_in(state)}
-        [moved] = ask.mean(self.correct_outer, {"x_h": h}, "x", scalars=alpha)
-        return self.move_outer(state, moved)
+        return self.move_outer(state, ask.mean(self.correct_outer, {"x_h": h}, alpha)["x"])
 
-    @answers("y", scalars=lambda self: (CURVATURE,) if self.adapts_beta else ())
-    def correct_inner(self, task: Task, local: Local) -> Reply:
-        """On the client: y_i −= (β/τ)[∇_y g_i(x, y_i) − ∇_y g_i(x, y) + q], answer y − y_i.
+    @cached_property
+    def correct_inner(self) -> "CorrectInner":
+        """τ local steps on y."""
+        seen = (CURVATURE,) if self.adapts_beta else ()
+        return CorrectInner(self.num_local_steps, self.adapts_beta, seen)
 
-        The drift of a step over its distance from y is a secant. With beta="auto", a client whose
-        secant exceeds 1/β goes back to its first step, with its own smaller β.
-        """
-        steps = Steps(
-            local.memory["y"],
-            task.arrays["q"],
-            self.num_local_steps,
-            task.scalars["beta"],
-            self.adapts_beta,
-        )
-        found = steps.walk(task, local, "inner", partial(inner_slopes, local))
+    @cached_property
+    def correct_outer(self) -> "CorrectOuter":
+        """τ local steps on x."""
+        return CorrectOuter(self.num_local_steps_x or self.num_local_steps)
+
+
+@dataclass(frozen=True)
+class CorrectInner(Work):
+    """On the client: y_i −= (β/τ)[∇_y g_i(x, y_i) − ∇_y g_i(x, y) + q], answer y − y_i.
+
+    The drift of a step over its distance from y is a secant. With beta="auto", a client whose
+    secant exceeds 1/β goes back to its first step, with its own smaller β.
+    """
+
+    num_steps: int  # τ
+    adapts_beta: bool
+    numbers: tuple[str, ...] = ()
+
+    name = "correct_inner"
+    takes = levels(q="y")
+    answers = levels(y="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        y, q, beta = client.memory["y"], request.arrays["q"], request.scalars["beta"]
+        steps = Steps(y, q, self.num_steps, beta, self.adapts_beta)
+        found = steps.walk(request, client, "inner", partial(inner_slopes, client))
         change = {name: found.size * value for name, value in found.way.items()}
-        return Reply({"y": change}, {CURVATURE: found.curvature} if self.adapts_beta else {})
+        return Answer({"y": change}, {CURVATURE: found.curvature} if self.adapts_beta else {})
 
-    @answers("x")
-    def correct_outer(self, task: Task, local: Local) -> Reply:
-        """On the client: x_i −= (α/τ)[∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h], answer (x − x_i)/α."""
-        y, tau = local.memory["y"], self.num_local_steps_x or self.num_local_steps
+
+@dataclass(frozen=True)
+class CorrectOuter(Work):
+    """On the client: x_i −= (α/τ)[∇_x f_i(x_i, y) − ∇_x f_i(x, y) + h], answer (x − x_i)/α."""
+
+    num_steps: int  # τ
+
+    name = "correct_outer"
+    takes = levels(x_h="x")
+    answers = levels(x="x")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        y = client.memory["y"]
 
         def slopes_on(batch: Batch) -> Slope:
-            return lambda x: outer_slope_at(local, x, y, batch)
+            return lambda x: outer_slope_at(client, x, y, batch)
 
-        steps = Steps(local.memory["x"], task.arrays["x_h"], tau, task.scalars["alpha"])
-        return Reply({"x": steps.walk(task, local, "outer", slopes_on).way})
+        h, alpha = request.arrays["x_h"], request.scalars["alpha"]
+        steps = Steps(client.memory["x"], h, self.num_steps, alpha)
+        return Answer({"x": steps.walk(request, client, "outer", slopes_on).way})
 
 
 class Walk(NamedTuple):
@@ -122,7 +149,11 @@ class Steps(NamedTuple):
     adapts_size: bool = False
 
     def walk(
-        self, task: Task, local: Local, level: Level, slopes_on: Callable[[Batch], Slope]
+        self,
+        request: Request,
+        client: ClientContext,
+        level: Level,
+        slopes_on: Callable[[Batch], Slope],
     ) -> Walk:
         """Take the steps; the first is along the mean.
 
@@ -133,11 +164,11 @@ class Steps(NamedTuple):
         way, z, drift = mean / self.number, torch.empty_like(start), torch.empty_like(start)
         size = torch.as_tensor(self.size, dtype=start.dtype, device=start.device)
         at, places = self._named(z), self._named(drift)
-        skip_batch(local)
+        skip_batch(client)
         seen, slope, there, curvature = None, None, {}, start.new_zeros(())
         is_trial = self.adapts_size and self.number == 1
         for _ in range(1, self.number + is_trial):
-            batch = fresh_batch(task, local, level)
+            batch = fresh_batch(request, client, level)
             if slope is None or getattr(batch, level) is not seen:
                 seen, slope = getattr(batch, level), slopes_on(batch)
                 there = slope(self.start)

@@ -9,7 +9,7 @@ from torch.func import grad, vmap
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.exchange.work import Local
+from rabo.exchange.client import ClientContext
 from rabo.problems.bilevel import Batch
 from rabo.problems.problem import ClientProblem
 from rabo.tree import Params, leaves, map_leaves
@@ -52,7 +52,7 @@ class DistMAML(Episodic):
         return ("x", "y")
 
     @property
-    def works_together(self) -> bool:
+    def separable(self) -> bool:
         """Whether clients of one submodel can be asked as one: as long as their x is the same."""
         alone = self.clip_gradients is not None or self.weight_decay > 0  # of each client's own x
         return self.num_inner_steps == 1 and not alone
@@ -64,7 +64,7 @@ class DistMAML(Episodic):
     def reported(self, problem: Any, loss: Tensor) -> Tensor:
         return loss.detach() / problem.copies
 
-    def loss(self, problem: Any, at: Weights, batch: Batch, local: Local) -> Tensor:
+    def loss(self, problem: Any, at: Weights, batch: Batch, client: ClientContext) -> Tensor:
         copies, num_tasks = problem.copies, len(leaves(batch.inner)[0])
         alone = problem.with_copies(1)
 

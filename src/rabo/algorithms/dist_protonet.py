@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rabo.algorithms.episodic import Episodic
 from rabo.algorithms.single_level import Level, Weights
-from rabo.exchange.work import Local
+from rabo.exchange.client import ClientContext
 from rabo.problems.bilevel import Batch, BilevelProblem, features_of
 from rabo.problems.problem import ClientProblem
 from rabo.tree import Params
@@ -34,7 +34,9 @@ class DistProtoNet(Episodic):
     def trained(self) -> tuple[Level, ...]:
         return ("x",)
 
-    def loss(self, problem: BilevelProblem, at: Weights, batch: Batch, local: Local) -> Tensor:
+    def loss(
+        self, problem: BilevelProblem, at: Weights, batch: Batch, client: ClientContext
+    ) -> Tensor:
         scores = _scores(problem, at["x"], batch.inner, batch.outer)
         return F.cross_entropy(scores.flatten(0, 1), batch.outer[1].flatten())
 

@@ -1,10 +1,12 @@
 """FedBiO with directions that remember: momentum-based variance reduction (FedBiOAcc)."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
+from rabo.algorithms.curvature import MEASURE_CURVATURE
 from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.simultaneous import (
     Simultaneous,
@@ -13,12 +15,15 @@ from rabo.algorithms.simultaneous import (
     inner_slope_of,
     view_at,
 )
+from rabo.exchange.client import ClientContext
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import Cohort, Cuts, State
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Runtime, Work, Works, levels, named
 from rabo.tree import Params, flatten, leaves
 
-DIRECTIONS = ("x_direction", "y_direction", "v_direction")
+LEVELS_OF_DIRECTIONS = levels(x_direction="x", y_direction="y", v_direction="y")
+DIRECTIONS = tuple(LEVELS_OF_DIRECTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,60 +65,94 @@ class FedBiOAcc(Simultaneous):
         state = self.with_beta(state, cuts, runtime)
         ask = Exchanges(state, cuts, runtime, self.seed)
         if not set(DIRECTIONS) <= set(state.vectors):
-            first = ask.mean(self.first_directions, self._point(state), *DIRECTIONS)
-            means = (mean.mean() for mean in first)
-            state = replace(
-                state, vectors={**state.vectors, **dict(zip(DIRECTIONS, means, strict=True))}
-            )
+            first = ask.mean(FIRST_DIRECTIONS, self._point(state))
+            means = {name: mean.mean() for name, mean in first.items()}
+            state = replace(state, vectors={**state.vectors, **means})
         kept = {name: state.vectors[name] for name in ("v", *DIRECTIONS)}
         scalars = {**self.sizes(state), "steps": float(state.round * self.num_local_steps)}
-        x, y, *moved = ask.mean(
-            self.take_directed_steps,
-            {**self._point(state), **kept},
-            *("x", "y", *kept),
-            scalars=scalars,
-        )
+        moved = ask.mean(self.take_directed_steps, {**self._point(state), **kept}, scalars)
         if state.round >= self.warm_up:
-            state = self.move_outer(state, x)
-        after = {n: m.step(kept[n], 1.0) for n, m in zip(kept, moved, strict=True)}
+            state = self.move_outer(state, moved["x"])
+        after = {name: moved[name].step(vector, 1.0) for name, vector in kept.items()}
         vectors = {**state.vectors, **after}
         state = self.follow_curvature(state, ask)
-        return replace(state, round=state.round + 1, y=y.step(state.y, 1.0), vectors=vectors)
+        return replace(
+            state, round=state.round + 1, y=moved["y"].step(state.y, 1.0), vectors=vectors
+        )
 
     def _point(self, state: State) -> dict[str, Params]:
         return {"x": state.x, "y": state.y, "v": state.vectors["v"]}
 
-    @answers(*DIRECTIONS)
-    def first_directions(self, task: Task, local: Local) -> Reply:
-        """On the client: G(z; B)."""
-        at = Triple(*(task.arrays[name] for name in Triple._fields))
-        found = directions(view_at(local.problem, at, local.draw(task, "first")), at).slopes
-        return Reply(dict(zip(DIRECTIONS, found, strict=True)))
+    @cached_property
+    def works(self) -> Works:
+        return named(MEASURE_CURVATURE, FIRST_DIRECTIONS, self.take_directed_steps)
 
-    @answers(*Triple._fields, *DIRECTIONS, scalars=lambda self: self.safe_numbers)
-    def take_directed_steps(self, task: Task, local: Local) -> Reply:
-        """On the client: I steps; answer what z and the directions moved by, x over α."""
-        start = Triple(*(task.arrays[name] for name in Triple._fields))
-        first = Triple(*(task.arrays[name] for name in DIRECTIONS))
-        alpha, beta = task.scalars["alpha"], task.scalars["beta"]
+    @cached_property
+    def take_directed_steps(self) -> "TakeDirectedSteps":
+        """I local steps along the directions."""
+        return TakeDirectedSteps(
+            self.num_local_steps,
+            self.horizon,
+            self.forgetting,
+            self.adapts_beta,
+            self.safe_numbers,
+        )
+
+
+@dataclass(frozen=True)
+class FirstDirections(Work):
+    """On the client: G(z; B)."""
+
+    name = "first_directions"
+    takes = levels(x="x", y="y", v="y")
+    answers = LEVELS_OF_DIRECTIONS
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        at = Triple.of(request)
+        batch = client.draw(request, "first")
+        found = directions(view_at(client.problem, at, batch), at).slopes
+        return Answer(dict(zip(DIRECTIONS, found, strict=True)))
+
+
+FIRST_DIRECTIONS = FirstDirections()
+
+
+@dataclass(frozen=True)
+class TakeDirectedSteps(Work):
+    """On the client: I steps; answer what z and the directions moved by, x over α."""
+
+    num_steps: int
+    horizon: float
+    forgetting: float
+    adapts_beta: bool
+    numbers: tuple[str, ...] = ()
+
+    name = "take_directed_steps"
+    takes = levels(x="x", y="y", v="y", **LEVELS_OF_DIRECTIONS)
+    answers = levels(x="x", y="y", v="y", **LEVELS_OF_DIRECTIONS)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        start = Triple.of(request)
+        first = Triple(*(request.arrays[name] for name in DIRECTIONS))
+        alpha, beta = request.scalars["alpha"], request.scalars["beta"]
         at, d, way = start, first, first.minus(first, 1.0, 1.0).x
         y = flatten(leaves(at.y))
         safe, steepest = SafeSteps(beta, y), []
-        taken = torch.as_tensor(task.scalars["steps"], dtype=torch.float64)
+        taken = torch.as_tensor(request.scalars["steps"], dtype=torch.float64)
         if self.adapts_beta:
-            slope_at = inner_slope_of(view_at(local.problem, at, local.draw(task, 0)))
+            slope_at = inner_slope_of(view_at(client.problem, at, client.draw(request, 0)))
             safe.probe(y, slope_at(y), slope_at)
             beta = safe.size
-        for k in range(self.num_local_steps):
+        for k in range(self.num_steps):
             rate = (self.horizon / (self.horizon + taken + k)) ** (1 / 3)
             way = {name: v + rate * d.x[name] for name, v in way.items()}
             before, at = at, at.minus(d, rate * alpha, rate * beta)
-            batch, keep = local.draw(task, k), 1 - self.forgetting * rate**2
-            there = directions(view_at(local.problem, before, batch), before).slopes
-            here, curvature = directions(view_at(local.problem, at, batch), at)
+            batch, keep = client.draw(request, k), 1 - self.forgetting * rate**2
+            there = directions(view_at(client.problem, before, batch), before).slopes
+            here, curvature = directions(view_at(client.problem, at, batch), at)
             steepest.append(curvature)
             d = here.minus(d.minus(there, 1.0, 1.0), -keep, -keep)
         moved, turned = start.minus(at, 1.0, 1.0), first.minus(d, 1.0, 1.0)
         changes = dict(zip(DIRECTIONS, turned, strict=True))
         seen = safe.seen(torch.stack(steepest).max()) if self.adapts_beta else {}
-        return Reply({"x": way, "y": moved.y, "v": moved.v, **changes}, seen)
+        return Answer({"x": way, "y": moved.y, "v": moved.v, **changes}, seen)

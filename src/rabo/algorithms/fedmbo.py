@@ -2,28 +2,32 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
-from rabo.algorithms.inner import InnerLevel
+from rabo.algorithms.curvature import MEASURE_CURVATURE
+from rabo.algorithms.inner import InnerLevel, accelerate
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.secants import SafeSteps, on_rows
 from rabo.algorithms.series import RandomSeries
 from rabo.algorithms.slopes import (
+    HESSIAN_PRODUCT,
+    OUTER_SLOPE,
+    answer_inner_slope,
+    answer_pull_back,
     fresh_batch,
-    hessian_product,
-    inner_slope,
     inner_slopes,
     minus,
-    outer_slope,
     point,
-    pull_back,
 )
+from rabo.exchange.client import ClientContext
 from rabo.exchange.covering import Covered
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Runtime, Work, Works, levels, named
 from rabo.hypergradients.linearisation import Exact, View
 from rabo.hypergradients.solvers import neumann
 from rabo.problems.bilevel import BilevelProblem
@@ -64,7 +68,26 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     exchanges: ClassVar[str] = "T + N' + 2, N' < N at random (2 with copies of y)"
     vectors: ClassVar[str] = "x, y, p"
     second_order: ClassVar[bool] = True
-    works_together: ClassVar[bool] = True  # where every task has its own y
+
+    @property
+    def separable(self) -> bool:
+        return True  # used where every task has its own y
+
+    @cached_property
+    def works(self) -> Works:
+        alone = (self.update_inner, self.estimate_privately)  # where tasks have copies of y
+        together = (self.inner_slope, OUTER_SLOPE, HESSIAN_PRODUCT, MOVING_PULL_BACK)
+        return named(MEASURE_CURVATURE, *alone, *together)
+
+    @cached_property
+    def inner_slope(self) -> "MovingSlope":
+        """∇_y g_i of a client."""
+        return MovingSlope(self.adapts_beta, (CURVATURE,) if self.adapts_beta else ())
+
+    @cached_property
+    def estimate_privately(self) -> "EstimatePrivately":
+        """The hypergradient at a client's own copies of y."""
+        return EstimatePrivately(self.num_terms)
 
     def init(self, problem: BilevelProblem) -> State:
         state = super().init(problem)
@@ -87,24 +110,11 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         beta = {"beta": state.scalars["beta"]}
         for t in range(self.num_inner_steps):
             here = {"x": state.x, "y": state.y} if t == 0 else {"y": state.y}
-            [slope] = ask.mean(self.inner_slope, here, "y", scalars=beta)
+            slope = ask.mean(self.inner_slope, here, beta)["y"]
             state = self.shorten(state, ask)
-            velocity = self.accelerate(velocity, slope.mean())
+            velocity = accelerate(velocity, slope.mean(), self.momentum)
             state = replace(state, y=minus(state.y, velocity, state.scalars["beta"]))
         return state
-
-    @answers("y", scalars=lambda self: (CURVATURE,) if self.adapts_beta else ())
-    def inner_slope(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_y g_i, which moves y; first with the secant of a trial step."""
-        if not self.adapts_beta:
-            return Reply({"y": inner_slope(task, local).arrays["q"]})
-        y, batch = point(task, local)[1], fresh_batch(task, local, "inner")
-        slope_at = inner_slopes(local, batch)
-        slope, rows = slope_at(y), flatten(leaves(y))
-        safe = SafeSteps(task.scalars["beta"], rows)
-        if "x" in task.arrays:
-            safe.probe(rows, flatten(leaves(slope)), on_rows(slope_at, y))
-        return Reply({"y": slope}, {CURVATURE: safe.curvature.max()})
 
     def _relayed(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of ∇_x f_k − ∇²_xy g_k·p_j with p_j = (N/L) Π_i (I − ∇²_yy g_i/L)∇_y f_j."""
@@ -112,7 +122,8 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         asked = ((j, {"y": y(j)}) for j in sorted(ask.present))
         chains: dict[int, Params] = {}
         bounds = dict.fromkeys(sorted(ask.present), L)  # each chain has its own
-        for j, reply in ask.ask(outer_slope, asked):
+        for reply in ask.send(OUTER_SLOPE, asked):
+            j = reply.client
             slope = ask.cuts[j].y.expand(reply.arrays["p"])
             chains[j] = {k: self.num_terms / L * v for k, v in slope.items()}
         for t in range(self.num_terms - 1):
@@ -122,8 +133,8 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
                 self._multiply(chains, met, ask, bounds)
         mean = ask.cuts.aggregate.begin(state.x)
         met = self._meetings(state.round, self.num_terms - 1, set(chains), ask.present)
-        for k, reply in ask.ask(self.pull_back, self._vectors(chains, met, ask)):
-            mean.add(ask.cuts[k].x, reply.arrays["x"])
+        for reply in ask.send(MOVING_PULL_BACK, self._vectors(chains, met, ask)):
+            mean.add(ask.cuts[reply.client].x, reply.arrays["x"])
         return mean
 
     def _meetings(
@@ -149,7 +160,8 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
     ) -> None:
         """One exchange: p_j ← (I − ∇²_yy g_k/L_j)p_j for the chain j that meets client k."""
         lost = set(met.values())
-        for k, reply in ask.ask(hessian_product, self._vectors(chains, met, ask)):
+        for reply in ask.send(HESSIAN_PRODUCT, self._vectors(chains, met, ask)):
+            k = reply.client
             j, product = met[k], ask.cuts[k].y.expand(reply.arrays["p"])
             bounds[j], ratio = self.enlarged(bounds[j], reply.scalars[CURVATURE])
             factor = minus(chains[j], product, 1 / bounds[j])
@@ -164,22 +176,66 @@ class FedMBO(InnerLevel, OuterLevel, RandomSeries):
         for k, j in met.items():
             yield k, {"p": ask.cuts[k].y.extract(chains[j])}
 
-    @answers("x")
-    def pull_back(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
-        return Reply({"x": pull_back(task, local).arrays["x_h"]})
-
     def _private(self, state: State, ask: Exchanges, L: float) -> Covered:
         """The mean of the hypergradients at the clients' own copies of y."""
-        [slope] = ask.mean(self.estimate_privately, {}, "x", scalars={"step": 1 / L})
-        return slope
+        return ask.mean(self.estimate_privately, {}, {"step": 1 / L})["x"]
 
-    @answers("x", scalars=("residual", CURVATURE))
-    def estimate_privately(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
-        batch = local.draw(task, "outer")
-        x, y = local.memory["x"], local.memory["y"]
-        system = Exact(View(local.problem, x, y, batch, one_pass=True))
-        found = neumann(system.product, system.rhs, self.num_terms, task.scalars["step"])
+
+@dataclass(frozen=True)
+class MovingSlope(Work):
+    """On the client: ∇_y g_i, which moves y; first with the secant of a trial step."""
+
+    adapts_beta: bool
+    numbers: tuple[str, ...] = ()
+
+    name = "inner_slope"
+    takes = levels(x="x", y="y")
+    answers = levels(y="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        if not self.adapts_beta:
+            return Answer({"y": answer_inner_slope(request, client)})
+        y, batch = point(request, client)[1], fresh_batch(request, client, "inner")
+        slope_at = inner_slopes(client, batch)
+        slope, rows = slope_at(y), flatten(leaves(y))
+        safe = SafeSteps(request.scalars["beta"], rows)
+        if "x" in request.arrays:
+            safe.probe(rows, flatten(leaves(slope)), on_rows(slope_at, y))
+        return Answer({"y": slope}, {CURVATURE: safe.curvature.max()})
+
+
+@dataclass(frozen=True)
+class MovingPullBack(Work):
+    """On the client: ∇_x f_k − ∇²_xy g_k·p_j, which moves x."""
+
+    name = "pull_back"
+    takes = levels(p="y")
+    answers = levels(x="x")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        return Answer({"x": answer_pull_back(request, client)})
+
+
+MOVING_PULL_BACK = MovingPullBack()
+
+
+@dataclass(frozen=True)
+class EstimatePrivately(Work):
+    """On the client: ∇_x f_j − ∇²_xy g_j·p_j, with the truncated series for every copy."""
+
+    num_terms: int
+    separable: bool = True
+
+    name = "estimate_privately"
+    takes = levels()
+    answers = levels(x="x")
+    numbers = ("residual", CURVATURE)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        batch = client.draw(request, "outer")
+        x, y = client.memory["x"], client.memory["y"]
+        system = Exact(View(client.problem, x, y, batch, one_pass=True))
+        step = request.scalars["step"]
+        found = neumann(system.product, system.rhs, self.num_terms, step)
         numbers = {"residual": found.residual, CURVATURE: found.curvature}
-        return Reply({"x": system.pull_back(found.v)}, numbers)
+        return Answer({"x": system.pull_back(found.v)}, numbers)

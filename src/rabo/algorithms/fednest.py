@@ -1,17 +1,19 @@
 """Federated alternating bilevel steps with a global Hessian (FedNest)."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 
 from rabo.algorithms.corrected import CorrectedSteps
-from rabo.algorithms.inner import InnerLevel
+from rabo.algorithms.curvature import MEASURE_CURVATURE
+from rabo.algorithms.inner import InnerLevel, accelerate
 from rabo.algorithms.series import RandomSeries
-from rabo.algorithms.slopes import hessian_product, inner_slope, minus, outer_slope, pull_back
+from rabo.algorithms.slopes import HESSIAN_PRODUCT, INNER_SLOPE, OUTER_SLOPE, PULL_BACK, minus
 from rabo.exchange.exchanges import Exchanges
 from rabo.exchange.state import Cohort, Cuts, State
-from rabo.exchange.work import Runtime
+from rabo.exchange.work import Runtime, Works, named
 from rabo.pruning.policies import Full, MaskPolicy
 from rabo.seeding import stream
 from rabo.tree import Params, plus
@@ -58,6 +60,11 @@ class FedNest(InnerLevel, CorrectedSteps, RandomSeries):
         if self.series not in ("random", "truncated"):
             raise ValueError(f"series must be random or truncated, got {self.series!r}")
 
+    @cached_property
+    def works(self) -> Works:
+        slopes = (INNER_SLOPE, OUTER_SLOPE, HESSIAN_PRODUCT, PULL_BACK)
+        return named(MEASURE_CURVATURE, *slopes, self.correct_inner, self.correct_outer)
+
     @property
     def step_over_beta(self) -> float:
         """The length of a local step on y, β/τ."""
@@ -77,13 +84,14 @@ class FedNest(InnerLevel, CorrectedSteps, RandomSeries):
         velocity: Params = {}
         for t in range(self.num_inner_steps):
             here = {"x": state.x, "y": state.y} if t == 0 else {"y": state.y}
-            [q] = ask.mean(inner_slope, here, "q", scalars=self.snapshot_scalars)
-            velocity = self.accelerate(velocity, self.step_inner(state, ask, q.mean()).mean())
+            q = ask.mean(INNER_SLOPE, here, self.snapshot_scalars)["q"].mean()
+            moved = self.step_inner(state, ask, q).mean()
+            velocity = accelerate(velocity, moved, self.momentum)
             state = replace(self.shorten(state, ask), y=minus(state.y, velocity))
         if state.round >= self.warm_up:
             outer = others if self.separate_clients else ask
             p = self._inverse_product(state, outer, L)
-            [h] = outer.mean(pull_back, {"p": p}, "x_h", scalars=self.snapshot_scalars)
+            h = outer.mean(PULL_BACK, {"p": p}, self.snapshot_scalars)["x_h"]
             state = self.step_outer(state, outer, h.mean())
         return replace(self.follow_curvature(state, ask, others), round=state.round + 1)
 
@@ -103,11 +111,11 @@ class FedNest(InnerLevel, CorrectedSteps, RandomSeries):
         """
         is_sum = self.series == "truncated"
         here = {"x": state.x, "y": state.y} if self.separate_clients else {"y": state.y}
-        [slope] = ask.mean(outer_slope, here, "p", scalars=self.snapshot_scalars)
+        slope = ask.mean(OUTER_SLOPE, here, self.snapshot_scalars)["p"]
         p: Params = {k: (1 if is_sum else self.num_terms) / L * v for k, v in slope.mean().items()}
         total = p
         for _ in range(self.num_products(state.round)):
-            [product] = ask.mean(hessian_product, {"p": p}, "p", scalars=self.snapshot_scalars)
+            product = ask.mean(HESSIAN_PRODUCT, {"p": p}, self.snapshot_scalars)["p"]
             L, ratio = self.enlarged(L, ask.largest_curvature())
             p = {k: ratio * v for k, v in product.step(p, 1 / L).items()}
             total = plus(p, ratio, total) if is_sum else p

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rabo.algorithms.single_level import Weights
 from rabo.algorithms.supervised import Supervised
-from rabo.exchange.work import Local, Task
+from rabo.exchange.client import ClientContext
+from rabo.exchange.request import Request
 from rabo.pruning.channels import ALWAYS, Channels
 from rabo.pruning.policies import Importance, MaskPolicy, Threshold
 from rabo.pruning.policies.entries import weights_of
@@ -35,17 +36,17 @@ class FIARSE(Supervised):
     )
     own_policy: ClassVar[type | None] = Threshold
 
-    def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
+    def masking(self, request: Request, client: ClientContext) -> Callable[[Weights], Weights]:
         thetas = {}
         for level in self.trained:
-            part = getattr(task.cut, level)
+            part = request.submodel.of(level)
             if isinstance(part, ElementMask):  # else nothing is cut
-                thetas[level] = _smallest(weights_of(task.arrays[level]), part.mask)
+                thetas[level] = _smallest(weights_of(request.arrays[level]), part.mask)
 
         def mask(weights: Weights) -> Weights:
             masked = dict(weights)
             for level, theta in thetas.items():
-                cut = weights_of(task.arrays[level])  # names, before copies add a dimension
+                cut = weights_of(request.arrays[level])  # names, before copies add a dimension
                 kept = {k: w * gate(w.abs(), theta) for k, w in weights[level].items() if k in cut}
                 masked[level] = {**weights[level], **kept}
             return masked
@@ -66,15 +67,15 @@ class StructuredFIARSE(Supervised):
     paper: ClassVar[str] = "ours, after Wu et al., NeurIPS 2024"
     own_policy: ClassVar[type | None] = Importance
 
-    def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
-        channels, start = local.problem.channels, task.arrays
-        widths = {g: n for g, n in task.cut.widths if n < channels.units[g]}
+    def masking(self, request: Request, client: ClientContext) -> Callable[[Weights], Weights]:
+        channels, start = client.problem.channels, request.arrays
+        widths = {g: n for g, n in request.submodel.widths if n < channels.units[g]}
         if not widths:  # nothing is cut
             return lambda weights: weights
         device = next(iter(start["x"].values())).device
-        units = _narrowed(channels, task.cut.widths, device)
+        units = _narrowed(channels, request.submodel.widths, device)
         theta = _smallest_kept(units, _norms(units, start["x"], start["y"]), widths)
-        copies = local.problem.copies
+        copies = client.problem.copies
 
         def mask(weights: Weights) -> Weights:
             y = weights["y"]

@@ -1,17 +1,20 @@
 """One linear system over all clients: Σ_i ∇²_yy g_i·v = Σ_i ∇_y f_i (erratum 6)."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
+from rabo.exchange.client import ClientContext
 from rabo.exchange.covering import Covered
 from rabo.exchange.exchanges import NO_SCALARS, Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, State
-from rabo.exchange.work import Local, Reply, Task, Work, answers
+from rabo.exchange.work import Work, levels
 from rabo.hypergradients.linearisation import (
     Exact,
-    HypergradientEstimator,
     ImplicitEstimator,
     Linearisation,
 )
@@ -19,7 +22,8 @@ from rabo.hypergradients.solvers import stretch
 from rabo.tree import Params, as_tree, flatten, leaves
 
 
-class GlobalHessian:
+@dataclass(frozen=True)
+class GlobalSystem:
     """Client and server side of a federated solve; every product is one exchange.
 
     Departs from line 23, where each client inverts its own Hessian: the mean of local
@@ -28,60 +32,90 @@ class GlobalHessian:
     not linear: with it, v is what the solver makes of sums that leave the extremes out.
     """
 
-    hypergradient: HypergradientEstimator
+    estimator: ImplicitEstimator
 
-    def solve_globally(self, state: State, ask: Exchanges) -> Covered:
+    @cached_property
+    def works(self) -> tuple[Work, Work, Work]:
+        """The right-hand side, a product and the way back to x, on the client."""
+        return OuterSlope(self.estimator), HessianProduct(self.estimator), PullBack(self.estimator)
+
+    def solve(self, state: State, ask: Exchanges) -> Covered:
         """Return the mean of ∇_x f_i − ∇²_xy g_i·v over the clients that answer all exchanges."""
+        outer_slope, hessian_product, pull_back = self.works
 
         def exchange(work: Work, name: str, vector: Params) -> Tensor:
-            [total] = ask.mean(work, {name: vector}, "slope")
+            total = ask.mean(work, {name: vector})["slope"]
             return flatten(leaves(total.sum()))
 
         def product(p: Tensor) -> Tensor:
-            return exchange(self.hessian_product, "v", as_tree(p, state.y))
+            return exchange(hessian_product, "v", as_tree(p, state.y))
 
-        solution = self._implicit.solve(product, exchange(self.outer_slope, "y", state.y))
+        solution = self.estimator.solve(product, exchange(outer_slope, "y", state.y))
         found = {"residual": float(solution.residual)}
-        v = as_tree(solution.v, state.y)
-        [slope] = ask.mean(self.pull_back, {"v": v}, "x", scalars=found)
-        return slope
+        return ask.mean(pull_back, {"v": as_tree(solution.v, state.y)}, found)["x"]
 
-    @property
-    def _implicit(self) -> ImplicitEstimator:
-        return cast(ImplicitEstimator, self.hypergradient)
 
-    @answers("slope")
-    def outer_slope(self, task: Task, local: Local) -> Reply:
-        """On the client: linearise at y_{q+1}, answer ∇_y f_i."""
-        if local.problem.copies > 1:
+@dataclass(frozen=True)
+class OuterSlope(Work):
+    """On the client: linearise at y_{q+1}, answer ∇_y f_i."""
+
+    estimator: ImplicitEstimator
+
+    name = "outer_slope"
+    takes = levels(y="y")
+    answers = levels(slope="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        if client.problem.copies > 1:
             raise ValueError("hessian='global' needs one y for all, got a problem with copies of y")
-        local.memory["y"] = task.arrays["y"]
-        return _reply(self._system(task, local).rhs, local)
-
-    @answers("slope", scalars=(CURVATURE,))
-    def hessian_product(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇²_yy g_i·v."""
-        v = flatten(leaves(task.arrays["v"]))
-        product = self._system(task, local).product(v)
-        return _reply(product, local, {CURVATURE: stretch(product, v)})
-
-    @answers("x", scalars=("residual",))
-    def pull_back(self, task: Task, local: Local) -> Reply:
-        """On the client: ∇_x f_i − ∇²_xy g_i·v."""
-        system = self._system(task, local)
-        return Reply({"x": system.pull_back(flatten(leaves(task.arrays["v"])))}, task.scalars)
-
-    def _system(self, task: Task, local: Local) -> Linearisation:
-        """Return the linearised problem; rebuilt from x and y where memory does not hold graphs."""
-        if "system" not in local.memory:
-            batch = local.draw(task, "outer")
-            x, y = local.memory["x"], local.memory["y"]
-            system = self._implicit.linearise(local.problem, x, y, batch)
-            if isinstance(system, Exact):
-                system.build()  # now, so that every product that follows costs the same
-            local.memory["system"] = system
-        return local.memory["system"]
+        client.memory["y"] = request.arrays["y"]
+        return _answer(_system(self.estimator, request, client).rhs, client)
 
 
-def _reply(flat: Tensor, local: Local, scalars: Mapping[str, Any] = NO_SCALARS) -> Reply:
-    return Reply({"slope": as_tree(flat, local.memory["y"])}, scalars)
+@dataclass(frozen=True)
+class HessianProduct(Work):
+    """On the client: ∇²_yy g_i·v."""
+
+    estimator: ImplicitEstimator
+
+    name = "hessian_product"
+    takes = levels(v="y")
+    answers = levels(slope="y")
+    numbers = (CURVATURE,)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        v = flatten(leaves(request.arrays["v"]))
+        product = _system(self.estimator, request, client).product(v)
+        return _answer(product, client, {CURVATURE: stretch(product, v)})
+
+
+@dataclass(frozen=True)
+class PullBack(Work):
+    """On the client: ∇_x f_i − ∇²_xy g_i·v."""
+
+    estimator: ImplicitEstimator
+
+    name = "pull_back"
+    takes = levels(v="y")
+    answers = levels(x="x")
+    numbers = ("residual",)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        v = flatten(leaves(request.arrays["v"]))
+        return Answer({"x": _system(self.estimator, request, client).pull_back(v)}, request.scalars)
+
+
+def _system(estimator: ImplicitEstimator, request: Request, client: ClientContext) -> Linearisation:
+    """Return the linearised problem; rebuilt from x and y where the cache was dropped."""
+    if "system" not in client.cache:
+        batch = client.draw(request, "outer")
+        x, y = client.memory["x"], client.memory["y"]
+        system = estimator.linearise(client.problem, x, y, batch)
+        if isinstance(system, Exact):
+            system.build()  # now, so that every product that follows costs the same
+        client.cache["system"] = system
+    return client.cache["system"]
+
+
+def _answer(flat: Tensor, client: ClientContext, scalars: Mapping[str, Any] = NO_SCALARS) -> Answer:
+    return Answer({"slope": as_tree(flat, client.memory["y"])}, scalars)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -13,9 +14,11 @@ from rabo.algorithms.secants import BACKTRACKS, SafeSteps, on_rows
 from rabo.algorithms.slopes import inner_slope_on, sees_again
 from rabo.algorithms.steps import StepSize, check_step, size_at
 from rabo.errors import NonFiniteError
+from rabo.exchange.client import ClientContext
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, INNER_DISAGREEMENT, Cohort, Cuts, State, spread
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Runtime, Work, levels
 from rabo.hypergradients.linearisation import one_realisation
 from rabo.problems.bilevel import BilevelProblem
 from rabo.pruning.policies import Importance, MaskPolicy
@@ -160,59 +163,104 @@ class InnerLevel(Calibrated):
         if self.num_inner_steps < 1:
             raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}")
 
+    @cached_property
+    def inner_steps(self) -> "InnerSteps":
+        """The local steps of a client on y."""
+        return InnerSteps(self.num_inner_steps, self.momentum, self.adapts_beta)
+
+    @cached_property
+    def update_inner(self) -> "UpdateInner":
+        """Lines 6-10, on the client."""
+        return UpdateInner(self.inner_steps, self.separable, self.safe_numbers)
+
     def train_inner(self, state: State, ask: Exchanges) -> State:
         """Lines 6-20, one exchange: y_{q+1}."""
         here, beta = {"x": state.x, "y": state.y}, {"beta": state.scalars["beta"]}
-        [moved] = ask.mean(self.update_inner, here, "y", scalars=beta)  # lines 6-10
+        moved = ask.mean(self.update_inner, here, scalars=beta)["y"]  # lines 6-10
         scalars = {**state.scalars, INNER_DISAGREEMENT: float(moved.disagreement())}
         return replace(state, y=moved.step(state.y, 1.0), scalars=scalars)  # lines 12-20
 
-    @answers("y", scalars=lambda self: self.safe_numbers)
-    def update_inner(self, task: Task, local: Local) -> Reply:
-        """Lines 6-10, on the client: T steps on the submodel, then the way it went.
+    @property
+    def separable(self) -> bool:
+        """Whether clients of one submodel can be asked as one where every task has its own y."""
+        return False
 
-        Departs from line 10, whose sign would make line 18 step uphill, and sends y_0 − y_T itself:
-        β cancels.
-        """
-        x, start = task.arrays["x"], spread(task.arrays["y"], local.problem.copies)
-        y, seen = self.follow(task, local, x, start, lambda t: t)
-        local.memory["x"] = x
+
+@dataclass(frozen=True)
+class UpdateInner(Work):
+    """Lines 6-10, on the client: T steps on the submodel, then the way it went.
+
+    Departs from line 10, whose sign would make line 18 step uphill, and sends y_0 − y_T itself:
+    β cancels.
+    """
+
+    steps: "InnerSteps"
+    separable: bool = False
+    numbers: tuple[str, ...] = ()
+
+    name = "update_inner"
+    takes = levels(x="x", y="y")
+    answers = levels(y="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        x, copies = request.arrays["x"], client.problem.copies
+        start = spread(request.arrays["y"], copies)
+        y, seen = self.steps.take(request, client, x, start, lambda t: t)
+        client.memory["x"] = x
         change = {k: start[k] - y[k] for k in start}
-        if local.problem.copies > 1:
-            local.memory["y"] = y
+        if copies > 1:
+            client.memory["y"] = y
             change = {k: v.mean(dim=0) for k, v in change.items()}
-        return Reply({"y": change}, seen)
+        return Answer({"y": change}, seen)
 
-    def follow(
-        self, task: Task, local: Local, x: Params, y: Params, purpose: Callable[[int], str | int]
+
+@dataclass(frozen=True)
+class InnerSteps:
+    """T steps on y at fixed x (lines 6-8).
+
+    With an automatic β, a step along which the gradient changes by more than 1/β is taken back.
+    """
+
+    number: int  # T
+    momentum: float
+    adapts_beta: bool
+
+    def take(
+        self,
+        request: Request,
+        client: ClientContext,
+        x: Params,
+        y: Params,
+        purpose: Callable[[int], str | int],
     ) -> tuple[Params, dict[str, Tensor]]:
-        """Take T steps on y at fixed x (lines 6-8); purpose(t) names the batch of step t.
-
-        With beta="auto", a step along which the gradient changes by more than 1/β is taken back.
-        Returns y and the numbers that go with the reply.
-        """
+        """Return y and numbers for the answer; purpose(t) names the batch of step t."""
         if self.adapts_beta:
-            return self._follow_safely(task, local, x, y, purpose)
+            return self._take_safely(request, client, x, y, purpose)
         data, velocity, slope_at = None, {}, None
-        for t in range(self.num_inner_steps):
-            batch = local.draw(task, purpose(t))
+        for t in range(self.number):
+            batch = client.draw(request, purpose(t))
             if slope_at is None or batch.inner is not data:
-                data, slope_at = batch.inner, inner_slope_on(local.problem, x, batch.inner)
-            velocity = self.accelerate(velocity, slope_at(y, t == 0))  # line 7
-            y = plus(y, -task.scalars["beta"], velocity)
+                data, slope_at = batch.inner, inner_slope_on(client.problem, x, batch.inner)
+            velocity = accelerate(velocity, slope_at(y, t == 0), self.momentum)  # line 7
+            y = plus(y, -request.scalars["beta"], velocity)
         return y, {}
 
-    def _follow_safely(
-        self, task: Task, local: Local, x: Params, y: Params, purpose: Callable[[int], str | int]
+    def _take_safely(
+        self,
+        request: Request,
+        client: ClientContext,
+        x: Params,
+        y: Params,
+        purpose: Callable[[int], str | int],
     ) -> tuple[Params, dict[str, Tensor]]:
         """Take T steps with a β that secants bound; one more gradient where batches change."""
-        problem, seed = local.problem, torch.default_generator.initial_seed()
+        problem, seed = client.problem, torch.default_generator.initial_seed()
         is_random = getattr(problem, "has_random_layers", False)
         like, at = y, flatten(leaves(y), problem.copies)
         data, velocity, slope_at = None, None, None
-        safe = SafeSteps(task.scalars["beta"], at)
-        for t in range(self.num_inner_steps):
-            batch = local.draw(task, purpose(t))
+        safe = SafeSteps(request.scalars["beta"], at)
+        for t in range(self.number):
+            batch = client.draw(request, purpose(t))
             if slope_at is None or batch.inner is not data:
                 data, named = batch.inner, inner_slope_on(problem, x, batch.inner)
                 slope_at = on_rows(named, like, problem.copies)
@@ -221,9 +269,7 @@ class InnerLevel(Calibrated):
                 safe.forget()
             with one_realisation(problem, seed + t, like):
                 slope = slope_at(at, t == 0)
-            if t == 0 and (
-                is_random or self.num_inner_steps == 1 or not sees_again(local, batch, "inner")
-            ):
+            if t == 0 and (is_random or self.number == 1 or not sees_again(client, batch, "inner")):
                 with one_realisation(problem, seed, like):
                     safe.probe(at, slope, slope_at)
             at, slope, back = safe.check(at, slope)
@@ -235,8 +281,9 @@ class InnerLevel(Calibrated):
             at = safe.step(at, velocity)
         return as_tree(at, like), safe.seen()
 
-    def accelerate(self, velocity: Params, slope: Params) -> Params:
-        """Return the direction of the next inner step; no velocity yet is an empty one."""
-        if not velocity or not self.momentum:
-            return slope
-        return plus(slope, self.momentum, velocity)
+
+def accelerate(velocity: Params, slope: Params, momentum: float) -> Params:
+    """Return the direction of the next step; no velocity yet is an empty one."""
+    if not velocity or not momentum:
+        return slope
+    return plus(slope, momentum, velocity)

@@ -1,23 +1,27 @@
 """Resource-adaptive distributed bilevel optimisation (Algorithm 1)."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal, cast
 
-from rabo.algorithms.global_hessian import GlobalHessian
-from rabo.algorithms.inner import InnerLevel
+from rabo.algorithms.curvature import MEASURE_CURVATURE
+from rabo.algorithms.global_hessian import GlobalSystem
+from rabo.algorithms.inner import InnerLevel, InnerSteps
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.steps import Descent
+from rabo.exchange.client import ClientContext
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Runtime, Work, Works, levels, named
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
-from rabo.hypergradients.linearisation import Estimate
+from rabo.hypergradients.linearisation import Estimate, ImplicitEstimator
 from rabo.hypergradients.solvers import largest
 from rabo.tree import Params, plus
 
 
 @dataclass(frozen=True, kw_only=True)
-class RABO(InnerLevel, OuterLevel, GlobalHessian):
+class RABO(InnerLevel, OuterLevel):
     """Resource-adaptive distributed bilevel optimisation (Algorithm 1).
 
     x outer, y inner; every client trains only what its masks keep.
@@ -73,16 +77,40 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
         state = self.train_inner(state, ask)  # lines 6-20
         if state.round >= self.warm_up:
             if self.hessian == "global":
-                slope = self.solve_globally(state, ask)
+                slope = self.system.solve(state, ask)
             else:
                 rates = self._rates(state)
-                [slope] = ask.mean(self.estimate_outer, {"y": state.y}, "x", scalars=rates)  # 21-24
+                slope = ask.mean(self.estimate_outer, {"y": state.y}, rates)["x"]  # 21-24
             state = self.move_outer(state, slope)  # lines 25-33
         return replace(self.follow_curvature(state, ask), round=state.round + 1)
 
+    @cached_property
+    def works(self) -> Works:
+        if self.hessian == "global":
+            outer: tuple[Work, ...] = self.system.works
+        else:
+            outer = (self.estimate_outer,)
+        return named(MEASURE_CURVATURE, self.update_inner, *outer)
+
+    @cached_property
+    def system(self) -> GlobalSystem:
+        """The linear system over all clients, with hessian="global"."""
+        return GlobalSystem(cast(ImplicitEstimator, self.hypergradient))
+
+    @cached_property
+    def estimate_outer(self) -> "EstimateOuter":
+        """Lines 22-23, on the client."""
+        seen = (CURVATURE,) if self.adapts_beta else ()
+        return EstimateOuter(
+            self.hypergradient,
+            self.num_outer_steps,
+            self.inner_steps,
+            self.separable,
+            ("residual", *seen),
+        )
+
     @property
-    def works_together(self) -> bool:
-        """Whether clients of one submodel can be asked as one where every task has its own y."""
+    def separable(self) -> bool:
         same_x = self.hessian == "local" and self.num_outer_steps == 1
         return same_x and getattr(self.hypergradient, "keeps_copies_apart", False)
 
@@ -96,29 +124,46 @@ class RABO(InnerLevel, OuterLevel, GlobalHessian):
             return {}
         return {"alpha": self.alpha_in(state), "beta": state.scalars["beta"]}
 
-    @answers("x", scalars=lambda self: ("residual", *((CURVATURE,) if self.adapts_beta else ())))
-    def estimate_outer(self, task: Task, local: Local) -> Reply:
-        """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y.
 
-        Goes beyond the paper with more than one outer step: x moves along it, y follows by T steps,
-        and the sum of the hypergradients on the way is sent.
-        """
-        x, y = local.memory["x"], local.memory.get("y", task.arrays["y"])
-        found = self._hypergradient(task, local, x, y, "")
+@dataclass(frozen=True)
+class EstimateOuter(Work):
+    """Lines 22-23, on the client: the hypergradient at y_{q+1}, or at its own copies of y.
+
+    Goes beyond the paper with more than one outer step: x moves along it, y follows by T steps,
+    and the sum of the hypergradients on the way is sent.
+    """
+
+    hypergradient: HypergradientEstimator
+    num_steps: int
+    inner_steps: InnerSteps
+    separable: bool = False
+    numbers: tuple[str, ...] = ()
+
+    name = "estimate_outer"
+    takes = levels(y="y")
+    answers = levels(x="x")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        x, y = client.memory["x"], client.memory.get("y", request.arrays["y"])
+        found = self._estimate(request, client, x, y, "")
         total, seen = found.value, [found.curvature]
-        for k in range(1, self.num_outer_steps):
-            x = plus(x, -task.scalars["alpha"], found.value)
-            y, numbers = self.follow(task, local, x, y, lambda t, k=k: f"{t} after {k}")
-            found = self._hypergradient(task, local, x, y, f" after {k}")
+        for k in range(1, self.num_steps):
+            x = plus(x, -request.scalars["alpha"], found.value)
+            y, numbers = self.inner_steps.take(
+                request, client, x, y, lambda t, k=k: f"{t} after {k}"
+            )
+            found = self._estimate(request, client, x, y, f" after {k}")
             total = plus(total, 1.0, found.value)
             seen += [found.curvature, numbers.get(CURVATURE)]
         scalars = {"residual": found.residual}
-        if self.adapts_beta:
+        if CURVATURE in self.numbers:
             scalars[CURVATURE] = largest([c for c in seen if c is not None], found.residual)
-        return Reply({"x": total}, scalars)
+        return Answer({"x": total}, scalars)
 
-    def _hypergradient(self, task: Task, local: Local, x: Params, y: Params, when: str) -> Estimate:
-        batch = local.draw(task, f"outer{when}")
+    def _estimate(
+        self, request: Request, client: ClientContext, x: Params, y: Params, when: str
+    ) -> Estimate:
+        batch = client.draw(request, f"outer{when}")
         is_random = getattr(self.hypergradient, "is_random", False)
-        generator = local.stream(task, f"estimate{when}") if is_random else None
-        return self.hypergradient(local.problem, x, y, batch, generator)
+        generator = client.stream(request, f"estimate{when}") if is_random else None
+        return self.hypergradient(client.problem, x, y, batch, generator)

@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from rabo.algorithms.curvature import MEASURE_CURVATURE
 from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.simfbo import check_steps, mean_steps, steps_of
 from rabo.algorithms.simultaneous import Simultaneous, Triple, inner_slope_of, view_at
 from rabo.algorithms.slopes import minus
+from rabo.exchange.client import ClientContext
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import Cohort, Cuts, State
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Runtime, Work, Works, levels, named
 from rabo.hypergradients.linearisation import LINEARISATIONS, Products, View
 from rabo.hypergradients.solvers import stretch
 from rabo.pruning.policies import Importance, MaskPolicy
@@ -66,22 +70,21 @@ class SimRABO(Simultaneous):
         state = self.with_beta(state, cuts, runtime)
         ask = Exchanges(state, cuts, runtime, self.seed)
         vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
-        x, y, v = ask.mean(
+        moved = ask.mean(
             self.move_together,
             vectors,
-            *vectors,
-            scalars=self.sizes(state),
-            num_steps=lambda client: steps_of(self.num_local_steps, client),
+            self.sizes(state),
+            lambda client: steps_of(self.num_local_steps, client),
         )
         scale, before = mean_steps(self.num_local_steps, ask.present), state.x
         if state.round >= self.warm_up:
-            state = self.move_outer(state, x, scale=scale)
+            state = self.move_outer(state, moved["x"], scale=scale)
         kept = self._remembered(before, state.x)
         vectors = {
             **state.vectors,
-            "v": v.step({k: kept * t for k, t in vectors["v"].items()}, scale),
+            "v": moved["v"].step({k: kept * t for k, t in vectors["v"].items()}, scale),
         }
-        state = replace(state, y=y.step(state.y, scale), vectors=vectors)
+        state = replace(state, y=moved["y"].step(state.y, scale), vectors=vectors)
         return replace(self.follow_curvature(state, ask), round=state.round + 1)
 
     def _remembered(self, before: Params, after: Params) -> Tensor | float:
@@ -92,35 +95,62 @@ class SimRABO(Simultaneous):
         size = squared_norm(after).sqrt().clamp(min=torch.finfo(moved.dtype).tiny)
         return 1 / (1 + self.forgetting * moved / size)
 
-    @answers(*Triple._fields, scalars=lambda self: self.safe_numbers)
-    def move_together(self, task: Task, local: Local) -> Reply:
-        """On the client: τ_i steps on x and v, with T steps on y each, then the mean of each."""
-        start = at = Triple(*(task.arrays[name] for name in Triple._fields))
+    @cached_property
+    def move_together(self) -> "MoveTogether":
+        """τ_i local steps on x and v, with T steps on y each."""
+        return MoveTogether(
+            self.num_inner_steps, self.products, self.adapts_beta, self.safe_numbers
+        )
+
+    @cached_property
+    def works(self) -> Works:
+        return named(MEASURE_CURVATURE, self.move_together)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimRAFBO(SimRABO):
+    """SimRABO whose clients take no second derivative: products are differences of ∇g."""
+
+    second_order: ClassVar[bool] = False
+    products: ClassVar[Products] = "difference"
+
+
+@dataclass(frozen=True)
+class MoveTogether(Work):
+    """On the client: τ_i steps on x and v, with T steps on y each, then the mean of each."""
+
+    num_inner_steps: int
+    products: Products
+    adapts_beta: bool
+    numbers: tuple[str, ...] = ()
+
+    name = "move_together"
+    takes = levels(x="x", y="y", v="y")
+    answers = levels(x="x", y="y", v="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        start = at = Triple.of(request)
+        alpha, beta = request.scalars["alpha"], request.scalars["beta"]
         slopes = {k: torch.zeros_like(t) for k, t in at.x.items()}
-        safe = None
-        if self.adapts_beta:
-            safe = SafeSteps(task.scalars["beta"], flatten(leaves(at.y)))
+        safe = SafeSteps(beta, flatten(leaves(at.y))) if self.adapts_beta else None
         steepest: Tensor | None = None
-        for k in range(task.num_steps):
-            view = view_at(local.problem, at, local.draw(task, k))
+        for k in range(request.steps):
+            view = view_at(client.problem, at, client.draw(request, k))
             system = LINEARISATIONS[self.products](view)
             v = flatten(leaves(at.v))
             found = system.apply(v)
             residual = found.product - system.rhs
-            y = self._descend(view, system.inner_slope, task.scalars["beta"], safe)
+            y = self._descend(view, system.inner_slope, beta, safe)
             if safe is None:
-                v = v - task.scalars["beta"] * residual
+                v = v - beta * residual
             else:
                 seen, v = stretch(found.product, v), safe.step(v, residual)
                 steepest = seen if steepest is None else torch.maximum(steepest, seen)
             slopes = plus(slopes, 1.0, found.value)
-            x = plus(at.x, -task.scalars["alpha"], found.value)
-            at = Triple(x, as_tree(y, at.y), as_tree(v, at.v))
-        sums = Triple(slopes, minus(start.y, at.y), minus(start.v, at.v))
-        means = {
-            n: {k: t / task.num_steps for k, t in q.items()} for n, q in sums._asdict().items()
-        }
-        return Reply(means, safe.seen(steepest) if safe else {})
+            at = Triple(plus(at.x, -alpha, found.value), as_tree(y, at.y), as_tree(v, at.v))
+        sums = Triple(slopes, minus(start.y, at.y), minus(start.v, at.v))._asdict()
+        means = {n: {k: t / request.steps for k, t in q.items()} for n, q in sums.items()}
+        return Answer(means, safe.seen(steepest) if safe else {})
 
     def _descend(self, view: View, slope: Tensor, beta: float, safe: SafeSteps | None) -> Tensor:
         """Take T steps on flat y with x fixed; the first slope is known."""
@@ -135,11 +165,3 @@ class SimRABO(Simultaneous):
                 y, here, _ = safe.check(y, here)
             y = safe.step(y, here) if safe else y - beta * here
         return y
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimRAFBO(SimRABO):
-    """SimRABO whose clients take no second derivative: products are differences of ∇g."""
-
-    second_order: ClassVar[bool] = False
-    products: ClassVar[Products] = "difference"

@@ -1,19 +1,23 @@
 """Local steps on x, y and v at once, v following [∇²_yy g]⁻¹∇_y f by steps of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rabo.algorithms.curvature import MEASURE_CURVATURE
 from rabo.algorithms.outer import OuterLevel
 from rabo.algorithms.secants import SafeSteps
 from rabo.algorithms.slopes import minus
+from rabo.exchange.client import ClientContext
 from rabo.exchange.covering import Covered
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import State
-from rabo.exchange.work import Local, Reply, Task, answers
+from rabo.exchange.work import Work, Works, levels, named
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
     Products,
@@ -32,6 +36,11 @@ class Triple(NamedTuple):
     x: Params
     y: Params
     v: Params
+
+    @classmethod
+    def of(cls, request: Request) -> "Triple":
+        """Return x, y and v of a request."""
+        return cls(*(request.arrays[name] for name in cls._fields))
 
     def minus(self, other: "Triple", x: float | Tensor, y: float | Tensor) -> "Triple":
         """Step along other with one size for x and one for y and v, whose curvature is the same."""
@@ -79,6 +88,7 @@ class Simultaneous(OuterLevel):
 
     needs_one_y: ClassVar[bool] = True
     products: ClassVar[Products] = "exact"
+    sends_means: ClassVar[bool] = False  # over a client's steps, in place of sums
 
     def init(self, problem: BilevelProblem) -> State:
         state = super().init(problem)
@@ -91,22 +101,50 @@ class Simultaneous(OuterLevel):
 
     def gather(
         self, state: State, ask: Exchanges, num_steps: Callable[[int], int]
-    ) -> list[Covered]:
+    ) -> Mapping[str, Covered]:
         """One exchange: the mean over clients of their slopes in x, y and v."""
         vectors = {"x": state.x, "y": state.y, "v": state.vectors["v"]}
-        return ask.mean(
-            self.take_steps, vectors, *vectors, scalars=self.sizes(state), num_steps=num_steps
-        )
+        return ask.mean(self.take_steps, vectors, self.sizes(state), num_steps)
 
-    @answers(*Triple._fields, scalars=lambda self: self.safe_numbers)
-    def take_steps(self, task: Task, local: Local) -> Reply:
-        """On the client: τ_i steps, then q_i = Σ_k (slope of step k)."""
-        at = Triple(*(task.arrays[name] for name in Triple._fields))
+    @cached_property
+    def take_steps(self) -> "TakeSteps":
+        """τ_i local steps on x, y and v."""
+        return TakeSteps(self.products, self.adapts_beta, self.sends_means, self.safe_numbers)
+
+    @cached_property
+    def works(self) -> Works:
+        return named(MEASURE_CURVATURE, self.take_steps)
+
+    def move(self, state: State, slopes: Mapping[str, Covered], scale: float) -> State:
+        """Step on x, y and v with sizes scale·(α, β, β)."""
+        y, v = slopes["y"], slopes["v"]
+        if state.round >= self.warm_up:
+            state = self.move_outer(state, slopes["x"], scale=scale)
+        size = scale * state.scalars["beta"]
+        vectors = {**state.vectors, "v": v.step(state.vectors["v"], size)}
+        return replace(state, round=state.round + 1, y=y.step(state.y, size), vectors=vectors)
+
+
+@dataclass(frozen=True)
+class TakeSteps(Work):
+    """On the client: τ_i steps, then q_i = Σ_k (slope of step k), or its mean."""
+
+    products: Products
+    adapts_beta: bool
+    sends_means: bool
+    numbers: tuple[str, ...] = ()
+
+    name = "take_steps"
+    takes = levels(x="x", y="y", v="y")
+    answers = levels(x="x", y="y", v="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        at = Triple.of(request)
         total = at.minus(at, 1.0, 1.0)
-        alpha, beta = task.scalars["alpha"], task.scalars["beta"]
+        alpha, beta = request.scalars["alpha"], request.scalars["beta"]
         safe, steepest = SafeSteps(beta, flatten(leaves(at.y))), []
-        for k in range(task.num_steps):
-            view = view_at(local.problem, at, local.draw(task, k))
+        for k in range(request.steps):
+            view = view_at(client.problem, at, client.draw(request, k))
             found = directions(view, at, self.products)
             if k == 0 and self.adapts_beta:
                 safe.probe(view.y, flatten(leaves(found.slopes.y)), inner_slope_of(view))
@@ -115,13 +153,7 @@ class Simultaneous(OuterLevel):
             at = at.minus(found.slopes, alpha, beta)
             total = total.minus(found.slopes, -1.0, -1.0)
         curvature = torch.stack(steepest).max()
-        return Reply(total._asdict(), safe.seen(curvature) if self.adapts_beta else {})
-
-    def move(self, state: State, slopes: list[Covered], scale: float) -> State:
-        """Step on x, y and v with sizes scale·(α, β, β)."""
-        x, y, v = slopes
-        if state.round >= self.warm_up:
-            state = self.move_outer(state, x, scale=scale)
-        size = scale * state.scalars["beta"]
-        vectors = {**state.vectors, "v": v.step(state.vectors["v"], size)}
-        return replace(state, round=state.round + 1, y=y.step(state.y, size), vectors=vectors)
+        sums = total._asdict()
+        if self.sends_means:
+            sums = {n: {k: t / request.steps for k, t in q.items()} for n, q in sums.items()}
+        return Answer(sums, safe.seen(curvature) if self.adapts_beta else {})

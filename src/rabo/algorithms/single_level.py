@@ -2,17 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
-from rabo.algorithms.inner import InnerLevel
+from rabo.algorithms.curvature import MEASURE_CURVATURE
+from rabo.algorithms.inner import InnerLevel, accelerate
 from rabo.algorithms.steps import StepSize, check_step, size_at
+from rabo.exchange.client import ClientContext
 from rabo.exchange.exchanges import Exchanges
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import Cohort, Cuts, State, spread
-from rabo.exchange.work import Local, Reply, Runtime, Task, answers
+from rabo.exchange.work import Levels, Runtime, Work, Works, named
 from rabo.hypergradients.linearisation import check_loss, gradient
 from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params, as_leaves, leaves, map_leaves, plus, replace_leaves, squared_norm
@@ -69,7 +73,9 @@ class SingleLevel(InnerLevel, ABC):
         """Return the levels that are trained."""
 
     @abstractmethod
-    def loss(self, problem: BilevelProblem, at: Weights, batch: Batch, local: Local) -> Tensor:
+    def loss(
+        self, problem: BilevelProblem, at: Weights, batch: Batch, client: ClientContext
+    ) -> Tensor:
         """Return the one loss."""
 
     def prepare(self, state: State, cohort: Cohort, runtime: Runtime) -> State:
@@ -89,35 +95,21 @@ class SingleLevel(InnerLevel, ABC):
         if self.beta_x is not None:
             rates["beta_x"] = size_at("beta_x", self.beta_x, state.round)
         ask = Exchanges(state, cuts, runtime, self.seed)
-        moved = ask.mean(self.descend, sent, *self.trained, scalars=rates)
-        pairs = zip(self.trained, moved, strict=True)
-        trained: Any = {level: mean.step(getattr(state, level), 1.0) for level, mean in pairs}
+        moved = ask.mean(self.descend, sent, rates)
+        trained: Any = {n: mean.step(getattr(state, n), 1.0) for n, mean in moved.items()}
         return replace(state, round=state.round + 1, **trained)
 
-    @answers(lambda self: self.trained, scalars=(TRAINING_LOSS,))
-    def descend(self, task: Task, local: Local) -> Reply:
-        """On the client: T steps on the submodel, then the way it went."""
-        problem = self.seen(local.problem)
-        start: Any = dict(task.arrays)
-        if "y" in start:
-            start["y"] = spread(start["y"], problem.copies)
-        mask, beta = self.masking(task, local), task.scalars["beta"]
-        rates = {"x": task.scalars.get("beta_x", beta), "y": beta}
-        here, velocity, first = start, {}, None
-        for t in range(self.num_inner_steps):
-            moving = as_leaves({level: here[level] for level in self.trained})
-            loss = self.loss(problem, mask({**here, **moving}), local.draw(task, t), local)
-            if first is None:
-                check_loss("training", loss)
-                first = self.reported(problem, loss)
-            slopes = replace_leaves(moving, gradient(loss, leaves(moving)))
-            slopes = self.adjusted(slopes, moving)
-            velocity = {n: self.accelerate(velocity.get(n, {}), slopes[n]) for n in moving}
-            here = {**here, **{n: plus(moving[n], -rates[n], velocity[n]) for n in moving}}
-        change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in self.trained}
-        if "y" in change and problem.copies > 1:
-            change["y"] = {k: v.mean(dim=0) for k, v in change["y"].items()}
-        return Reply(change, {TRAINING_LOSS: first}, rows=self.rows_of(local.problem))
+    @cached_property
+    def works(self) -> Works:
+        calibration = (MEASURE_CURVATURE,) if self.trained == ("y",) else ()
+        return named(*calibration, self.descend)
+
+    @cached_property
+    def descend(self) -> "Descend":
+        """T local steps."""
+        takes: Levels = {level: level for level in self.needed}
+        answers: Levels = {level: level for level in self.trained}
+        return Descend(self, takes, answers, self.separable)
 
     def seen(self, problem: BilevelProblem) -> BilevelProblem:
         """Return the problem as the local steps see it."""
@@ -141,6 +133,46 @@ class SingleLevel(InnerLevel, ABC):
         """Return the rows that the server averages, by array and tensor; {} means all."""
         return {}
 
-    def masking(self, task: Task, local: Local) -> Callable[[Weights], Weights]:
+    def masking(self, request: Request, client: ClientContext) -> Callable[[Weights], Weights]:
         """Return what turns weights into those of a forward pass: the identity as a rule."""
         return lambda weights: weights
+
+
+@dataclass(frozen=True)
+class Descend(Work):
+    """On the client: T steps on the submodel, then the way it went."""
+
+    method: SingleLevel
+    takes: Levels = field(hash=False)
+    answers: Levels = field(hash=False)
+    separable: bool = False
+
+    name = "descend"
+    numbers = (TRAINING_LOSS,)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        method, trained = self.method, self.method.trained
+        problem = method.seen(client.problem)
+        start: Any = dict(request.arrays)
+        if "y" in start:
+            start["y"] = spread(start["y"], problem.copies)
+        mask, beta = method.masking(request, client), request.scalars["beta"]
+        rates = {"x": request.scalars.get("beta_x", beta), "y": beta}
+        here, velocity, first = start, {}, None
+        for t in range(method.num_inner_steps):
+            moving = as_leaves({level: here[level] for level in trained})
+            batch = client.draw(request, t)
+            loss = method.loss(problem, mask({**here, **moving}), batch, client)
+            if first is None:
+                check_loss("training", loss)
+                first = method.reported(problem, loss)
+            slopes = replace_leaves(moving, gradient(loss, leaves(moving)))
+            slopes = method.adjusted(slopes, moving)
+            velocity = {
+                n: accelerate(velocity.get(n, {}), slopes[n], method.momentum) for n in moving
+            }
+            here = {**here, **{n: plus(moving[n], -rates[n], velocity[n]) for n in moving}}
+        change = {n: {k: v - here[n][k] for k, v in start[n].items()} for n in trained}
+        if "y" in change and problem.copies > 1:
+            change["y"] = {k: v.mean(dim=0) for k, v in change["y"].items()}
+        return Answer(change, {TRAINING_LOSS: first}, method.rows_of(client.problem))

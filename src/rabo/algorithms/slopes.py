@@ -1,18 +1,21 @@
 """Slopes and products that clients compute in one exchange, at the x and y they received last.
 
 A client remembers x and y until the round ends. Every answer uses a new batch, or all of the
-client's data if the task has the number `full_batch`.
+client's data if the request has the number `full_batch`.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from rabo.exchange.client import ClientContext
+from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE
-from rabo.exchange.work import Local, Reply, Task, answers
+from rabo.exchange.work import Work, levels
 from rabo.hypergradients.linearisation import (
     Exact,
     View,
@@ -24,79 +27,133 @@ from rabo.hypergradients.solvers import stretch
 from rabo.problems.bilevel import Batch, BilevelProblem, Level
 from rabo.tree import Params, as_leaves, as_tree, flatten, leaves
 
-FULL_BATCH = "full_batch"  # a number of a task: answer on all of the client's data
+FULL_BATCH = "full_batch"  # a number of a request: answer on all of the client's data
 Slope: TypeAlias = Callable[[Params], dict[str, Any]]
 _NOTHING = nullcontext()
 
 
-@answers("q")
-def inner_slope(task: Task, local: Local) -> Reply:
+@dataclass(frozen=True)
+class InnerSlope(Work):
     """Answer ∇_y g_i."""
-    y = point(task, local)[1]
-    return Reply({"q": inner_slopes(local, answer_batch(task, local, "inner"))(y)})
+
+    name = "inner_slope"
+    takes = levels(x="x", y="y")
+    answers = levels(q="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        return Answer({"q": answer_inner_slope(request, client)})
 
 
-@answers("p")
-def outer_slope(task: Task, local: Local) -> Reply:
+@dataclass(frozen=True)
+class OuterSlope(Work):
     """Answer ∇_y f_i."""
-    y, batch = point(task, local)[1], answer_batch(task, local)
-    if sees_again(local, batch):
-        return Reply({"p": as_tree(system_on(local, batch).rhs, y)})
-    return Reply({"p": _outer_slope_in_y(local, y, batch)})
+
+    name = "outer_slope"
+    takes = levels(x="x", y="y")
+    answers = levels(p="y")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        return Answer({"p": answer_outer_slope(request, client)})
 
 
-@answers("p", scalars=(CURVATURE,))
-def hessian_product(task: Task, local: Local) -> Reply:
+@dataclass(frozen=True)
+class HessianProduct(Work):
     """Answer ∇²_yy g_i·p, and how far it stretches p."""
-    p = flatten(leaves(task.arrays["p"]))
-    point(task, local)
-    product = system_on(local, answer_batch(task, local)).product(p)
-    return Reply({"p": as_tree(product, task.arrays["p"])}, {CURVATURE: stretch(product, p)})
+
+    name = "hessian_product"
+    takes = levels(x="x", y="y", p="y")
+    answers = levels(p="y")
+    numbers = (CURVATURE,)
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        product, stretched = answer_product(request, client)
+        return Answer({"p": product}, {CURVATURE: stretched})
 
 
-@answers("x_h")
-def pull_back(task: Task, local: Local) -> Reply:
+@dataclass(frozen=True)
+class PullBack(Work):
     """Answer ∇_x f_i − ∇²_xy g_i·p."""
-    p = flatten(leaves(task.arrays["p"]))
-    point(task, local)
-    return Reply({"x_h": system_on(local, answer_batch(task, local)).pull_back(p)})
+
+    name = "pull_back"
+    takes = levels(x="x", y="y", p="y")
+    answers = levels(x_h="x")
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        return Answer({"x_h": answer_pull_back(request, client)})
 
 
-def point(task: Task, local: Local) -> tuple[Params, Params]:
+INNER_SLOPE, OUTER_SLOPE = InnerSlope(), OuterSlope()
+HESSIAN_PRODUCT, PULL_BACK = HessianProduct(), PullBack()
+
+
+def answer_inner_slope(request: Request, client: ClientContext) -> Params:
+    """Return ∇_y g_i."""
+    y = point(request, client)[1]
+    return inner_slopes(client, answer_batch(request, client, "inner"))(y)
+
+
+def answer_outer_slope(request: Request, client: ClientContext) -> Params:
+    """Return ∇_y f_i."""
+    y, batch = point(request, client)[1], answer_batch(request, client)
+    if sees_again(client, batch):
+        return as_tree(system_on(client, batch).rhs, y)
+    return _outer_slope_in_y(client, y, batch)
+
+
+def answer_product(request: Request, client: ClientContext) -> tuple[Params, Tensor]:
+    """Return ∇²_yy g_i·p, and how far it stretches p."""
+    p = flatten(leaves(request.arrays["p"]))
+    point(request, client)
+    product = system_on(client, answer_batch(request, client)).product(p)
+    return as_tree(product, request.arrays["p"]), stretch(product, p)
+
+
+def answer_pull_back(request: Request, client: ClientContext) -> Params:
+    """Return ∇_x f_i − ∇²_xy g_i·p."""
+    p = flatten(leaves(request.arrays["p"]))
+    point(request, client)
+    return system_on(client, answer_batch(request, client)).pull_back(p)
+
+
+def point(request: Request, client: ClientContext) -> tuple[Params, Params]:
     """Return x and y as they came, now or in an earlier exchange of the round."""
-    local.memory.update({name: task.arrays[name] for name in ("x", "y") if name in task.arrays})
-    return local.memory["x"], local.memory["y"]
+    client.memory.update(
+        {name: request.arrays[name] for name in ("x", "y") if name in request.arrays}
+    )
+    return client.memory["x"], client.memory["y"]
 
 
-def answer_batch(task: Task, local: Local, level: Level | None = None) -> Batch:
-    """Return all of the client's data where the task asks for them, else a fresh batch."""
-    return whole_of(local) if FULL_BATCH in task.scalars else fresh_batch(task, local, level)
+def answer_batch(request: Request, client: ClientContext, level: Level | None = None) -> Batch:
+    """Return all of the client's data where the request asks for them, else a fresh batch."""
+    return (
+        whole_of(client) if FULL_BATCH in request.scalars else fresh_batch(request, client, level)
+    )
 
 
-def fresh_batch(task: Task, local: Local, level: Level | None = None) -> Batch:
+def fresh_batch(request: Request, client: ClientContext, level: Level | None = None) -> Batch:
     """Draw a batch that no other answer of this round uses, if the problem draws by steps.
 
     With a level given, the batch may lack the other one.
     """
-    number = skip_batch(local)
-    return local.draw_level(task, number, level) if level else local.draw(task, number)
+    number = skip_batch(client)
+    return client.draw_level(request, number, level) if level else client.draw(request, number)
 
 
-def skip_batch(local: Local) -> int:
+def skip_batch(client: ClientContext) -> int:
     """Return the number of the next batch, and count it as used."""
-    number = local.memory.get("draws", 0)
-    local.memory["draws"] = number + 1
+    number = client.memory.get("draws", 0)
+    client.memory["draws"] = number + 1
     return number
 
 
-def whole_of(local: Local) -> Any:
+def whole_of(client: ClientContext) -> Any:
     """Return all data of a client as one batch, or None if its problem samples batches itself."""
-    return getattr(local.problem, "whole", None)
+    return getattr(client.problem, "whole", None)
 
 
-def sees_again(local: Local, batch: Batch, *levels: Level) -> bool:
+def sees_again(client: ClientContext, batch: Batch, *levels: Level) -> bool:
     """Say whether all answers of the round use the same data: in one level, or in both."""
-    return all(_data_name(local, batch, level) for level in levels or ("inner", "outer"))
+    return all(_data_name(client, batch, level) for level in levels or ("inner", "outer"))
 
 
 def inner_slope_on(problem: BilevelProblem, x: Params, data: Any) -> Callable[..., Params]:
@@ -117,40 +174,40 @@ def inner_slope_on(problem: BilevelProblem, x: Params, data: Any) -> Callable[..
     return slope
 
 
-def inner_slopes(local: Local, batch: Batch) -> Slope:
+def inner_slopes(client: ClientContext, batch: Batch) -> Slope:
     """Return ∇_y g_i as a function of y; features of the same data serve the whole round."""
-    problem, features = local.problem, _inner_features(local, batch)
+    problem, features = client.problem, _inner_features(client, batch)
 
     def slope(y: Params) -> dict[str, Any]:
         y = _trained(y)
-        with _realisation(local):
+        with _realisation(client):
             loss = problem.inner(features, y, batch.inner)
         return dict(zip(y, gradient(loss, list(y.values())), strict=True))
 
     return slope
 
 
-def outer_slope_at(local: Local, x: Params, y: Params, batch: Batch) -> dict[str, Any]:
+def outer_slope_at(client: ClientContext, x: Params, y: Params, batch: Batch) -> dict[str, Any]:
     """Return ∇_x f_i."""
     x = _trained(x)
-    with _realisation(local):
-        loss = local.problem.outer(local.problem.features(x, batch.outer), y, batch.outer)
+    with _realisation(client):
+        loss = client.problem.outer(client.problem.features(x, batch.outer), y, batch.outer)
     check_loss("outer", loss)
     return dict(zip(x, gradient(loss, list(x.values())), strict=True))
 
 
-def system_on(local: Local, batch: Batch) -> Exact:
+def system_on(client: ClientContext, batch: Batch) -> Exact:
     """Return the problem linearised at the client's x and y; the same data share one graph."""
-    memory = local.memory
-    if not sees_again(local, batch):
-        return Exact(View(local.problem, memory["x"], memory["y"], batch))
-    here = (memory["x"], memory["y"], _data_name(local, batch, "inner"))
-    known: tuple[Any, ...] = memory.get("linearised_at", (None,) * 3)
-    if "system" in memory and all(a is b for a, b in zip(here, known, strict=True)):
-        return memory["system"]
-    memory.pop("system", None)  # two graphs are never held at a time
-    system = Exact(View(local.problem, memory["x"], memory["y"], batch))
-    memory.update(linearised_at=here, system=system)
+    x, y, cache = client.memory["x"], client.memory["y"], client.cache
+    if not sees_again(client, batch):
+        return Exact(View(client.problem, x, y, batch))
+    here = (x, y, _data_name(client, batch, "inner"))
+    known: tuple[Any, ...] = cache.get("linearised_at", (None,) * 3)
+    if "system" in cache and all(a is b for a, b in zip(here, known, strict=True)):
+        return cache["system"]
+    cache.pop("system", None)  # two graphs are never held at a time
+    system = Exact(View(client.problem, x, y, batch))
+    cache.update(linearised_at=here, system=system)
     system.build()  # now, so that every product that follows costs the same
     return system
 
@@ -160,32 +217,32 @@ def minus(a: Params, b: Params, factor: Any = 1.0) -> dict[str, Any]:
     return {name: value - factor * b[name] for name, value in a.items()}
 
 
-def _data_name(local: Local, batch: Batch, level: Level) -> str:
+def _data_name(client: ClientContext, batch: Batch, level: Level) -> str:
     """Name the data that several answers share; return "" for data of one answer alone."""
-    whole = whole_of(local)
+    whole = whole_of(client)
     if whole is not None and getattr(batch, level) is getattr(whole, level):
         return "all"
-    return "round" if local.problem.redraw == "round" else ""
+    return "round" if client.problem.redraw == "round" else ""
 
 
-def _inner_features(local: Local, batch: Batch) -> Any:
-    name = f"features_{_data_name(local, batch, 'inner')}"
-    if name in local.memory:
-        return local.memory[name]
-    with torch.no_grad(), _realisation(local):
-        features = local.problem.features(local.memory["x"], batch.inner)
-    if sees_again(local, batch, "inner"):
-        local.memory[name] = features
+def _inner_features(client: ClientContext, batch: Batch) -> Any:
+    name = f"features_{_data_name(client, batch, 'inner')}"
+    if name in client.cache:
+        return client.cache[name]
+    with torch.no_grad(), _realisation(client):
+        features = client.problem.features(client.memory["x"], batch.inner)
+    if sees_again(client, batch, "inner"):
+        client.cache[name] = features
     return features
 
 
-def _outer_slope_in_y(local: Local, y: Params, batch: Batch) -> dict[str, Any]:
+def _outer_slope_in_y(client: ClientContext, y: Params, batch: Batch) -> dict[str, Any]:
     """Return ∇_y f_i without a graph of the features, which only a slope in x needs."""
     y = _trained(y)
-    with _realisation(local):
+    with _realisation(client):
         with torch.no_grad():
-            features = local.problem.features(local.memory["x"], batch.outer)
-        loss = local.problem.outer(features, y, batch.outer)
+            features = client.problem.features(client.memory["x"], batch.outer)
+        loss = client.problem.outer(features, y, batch.outer)
     check_loss("outer", loss)
     return dict(zip(y, gradient(loss, list(y.values())), strict=True))
 
@@ -195,8 +252,8 @@ def _trained(params: Params) -> dict[str, Tensor]:
     return {name: value.detach().requires_grad_() for name, value in params.items()}
 
 
-def _realisation(local: Local) -> AbstractContextManager[None]:
-    if not getattr(local.problem, "has_random_layers", False):
+def _realisation(client: ClientContext) -> AbstractContextManager[None]:
+    if not getattr(client.problem, "has_random_layers", False):
         return _NOTHING
     seed = torch.default_generator.initial_seed()
-    return one_realisation(local.problem, seed, local.memory["x"])
+    return one_realisation(client.problem, seed, client.memory["x"])

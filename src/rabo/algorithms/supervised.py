@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from rabo.algorithms.single_level import Level, Rows, SingleLevel, Weights
+from rabo.exchange.client import ClientContext
 from rabo.exchange.state import State
-from rabo.exchange.work import Local
 from rabo.problems.bilevel import Batch, BilevelProblem, features_of
 from rabo.problems.labels import MaskedLogits
 from rabo.pruning.policies import Full
@@ -67,10 +67,12 @@ class Supervised(SingleLevel):
     def trained(self) -> tuple[Level, ...]:
         return ("x", "y") if self.levels == "both" else ("y",)
 
-    def loss(self, problem: BilevelProblem, at: Weights, batch: Batch, local: Local) -> Tensor:
+    def loss(
+        self, problem: BilevelProblem, at: Weights, batch: Batch, client: ClientContext
+    ) -> Tensor:
         x, y = at["x"], at["y"]
         if self.levels == "y":
-            z = _fixed_features(problem, x, batch, local)
+            z = _fixed_features(problem, x, batch, client)
             return problem.inner(z, y, batch.inner)
         if getattr(problem, "has_one_loss", False):
             return problem.inner(problem.features(x, batch.inner), y, batch.inner)
@@ -80,8 +82,9 @@ class Supervised(SingleLevel):
         return (inner + outer) / 2
 
 
-def _fixed_features(problem: BilevelProblem, x: Params, batch: Batch, local: Local) -> Any:
+def _fixed_features(problem: BilevelProblem, x: Params, batch: Batch, client: ClientContext) -> Any:
     """Return z(x) of an x that stays: the same data serve all steps."""
-    if "z" not in local.memory or local.memory["data"] is not batch.inner:
-        local.memory.update(data=batch.inner, z=problem.features(x, batch.inner))
-    return local.memory["z"]
+    cache = client.cache
+    if "z" not in cache or cache["data"] is not batch.inner:
+        cache.update(data=batch.inner, z=problem.features(x, batch.inner))
+    return cache["z"]

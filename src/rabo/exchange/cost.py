@@ -116,17 +116,10 @@ class Meter:
 
     def __init__(self) -> None:
         self._known: dict[Any, Cost] = {}
-        self._names: dict[int, tuple[Any, str]] = {}
 
     def knows(self, key: Any) -> bool:
         """Say whether work of this key has been counted."""
         return key in self._known
-
-    def name_of(self, worker: Any) -> str:
-        """Return the repr of an object that does not change, made once."""
-        if id(worker) not in self._names:  # kept with the object, whose id is then not used again
-            self._names[id(worker)] = worker, repr(worker)
-        return self._names[id(worker)][1]
 
     def run(self, key: Any, work: Callable[[], T], held: int = 0) -> tuple[T, Cost]:
         if key not in self._known:

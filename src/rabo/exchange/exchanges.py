@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rabo.exchange.covering import Covered
+from rabo.exchange.request import Reply, Request
 from rabo.exchange.rows import counted
 from rabo.exchange.state import CURVATURE, Cuts, State
-from rabo.exchange.work import Reply, Runtime, Task, Work
-from rabo.pruning.submodel import level_of
+from rabo.exchange.work import Runtime, Work
 from rabo.tree import Params
 
 NO_SCALARS: Mapping[str, float] = {}
@@ -25,30 +25,32 @@ class Exchanges:
         self._like = {"x": state.x, "y": state.y}
         self._runtime, self._round, self._seed = runtime, state.round, seed
 
-    def ask(
+    def send(
         self,
         work: Work,
-        tasks: Iterable[tuple[int, Mapping[str, Params]]],
+        arrays: Iterable[tuple[int, Mapping[str, Params]]],
         scalars: Mapping[str, float] = NO_SCALARS,
-        num_steps: Callable[[int], int] = lambda _: 1,
-    ) -> Iterator[tuple[int, Reply]]:
-        """Send every client its own vectors and yield the replies."""
+        steps: Callable[[int], int] = lambda _: 1,
+    ) -> Iterator[Reply]:
+        """Send every client its own arrays and yield the replies."""
         missing: set[int] = set()
 
-        def sent() -> Iterator[tuple[int, Task]]:
-            for client, arrays in tasks:
+        def requests() -> Iterator[Request]:
+            for client, own in arrays:
                 missing.add(client)
-                cut, steps = self.cuts[client], num_steps(client)
-                number = self.cuts.answered[client]
-                yield client, Task(self._seed, self._round, cut, arrays, scalars, steps, number)
+                cut, exchange = self.cuts[client], self.cuts.answered[client]
+                yield Request(
+                    client, self._seed, self._round, cut, own, scalars, steps(client), exchange
+                )
 
-        for client, reply in self._runtime.map(work, sent()):
+        for reply in self._runtime.map(work, requests()):
+            client = reply.client
             missing.discard(client)
             self.cuts.answered[client] += 1
             if CURVATURE in reply.scalars:
                 seen = self.curvatures.get(client, 0.0)
                 self.curvatures[client] = max(seen, reply.scalars[CURVATURE])
-            yield client, reply
+            yield reply
         self.present -= missing
 
     def largest_curvature(self) -> float:
@@ -56,24 +58,28 @@ class Exchanges:
         seen = [value for value in self.curvatures.values() if value > 0]
         return self.cuts.aggregate.largest(seen) if seen else 0.0
 
-    def parts_of(self, vectors: Mapping[str, Params]) -> Iterator[tuple[int, Mapping[str, Params]]]:
-        """Yield what every client that is still there holds of the same vectors."""
-        parts = {name: self.cuts.extract(level_of(name), full) for name, full in vectors.items()}
+    def parts_of(
+        self, work: Work, arrays: Mapping[str, Params]
+    ) -> Iterator[tuple[int, Mapping[str, Params]]]:
+        """Yield each present client's part of the same full arrays."""
+        parts = {name: self.cuts.extract(work.takes[name], full) for name, full in arrays.items()}
         for client in sorted(self.present):
             yield client, {name: part_of(client) for name, part_of in parts.items()}
 
     def mean(
         self,
         work: Work,
-        vectors: Mapping[str, Params],
-        *names: str,
+        arrays: Mapping[str, Params],
         scalars: Mapping[str, float] = NO_SCALARS,
-        num_steps: Callable[[int], int] = lambda _: 1,
-    ) -> list[Covered]:
-        """Send all clients their parts of the same vectors; average what they reply, by name."""
-        means = {n: self.cuts.aggregate.begin(self._like[level_of(n)]) for n in names}
-        for client, reply in self.ask(work, self.parts_of(vectors), scalars, num_steps):
+        steps: Callable[[int], int] = lambda _: 1,
+    ) -> dict[str, Covered]:
+        """Send all clients their parts of the same arrays; average each array of their replies."""
+        means = {
+            name: self.cuts.aggregate.begin(self._like[level])
+            for name, level in work.answers.items()
+        }
+        for reply in self.send(work, self.parts_of(work, arrays), scalars, steps):
             for name, mean in means.items():
-                part = getattr(self.cuts[client], level_of(name))
+                part = self.cuts[reply.client].of(work.answers[name])
                 mean.add(counted(part, reply.rows.get(name)), reply.arrays[name])
-        return list(means.values())
+        return means

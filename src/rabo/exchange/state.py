@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
 from rabo.exchange.aggregation import Aggregate
-from rabo.exchange.work import Runtime
+from rabo.exchange.work import Runtime, Works
 from rabo.problems.bilevel import BilevelProblem
 from rabo.pruning.channels import Channels
 from rabo.pruning.policies import MaskPolicy, Whole
@@ -49,7 +49,7 @@ class Algorithm(Protocol):
     paper: ClassVar[str]  # authors, title, where and when
     kind: ClassVar[str]  # bilevel or single level, submodels or full model
     exchanges: ClassVar[str]  # per round, in the letters of its docstring
-    vectors: ClassVar[str]  # the names of what travels; those that begin with x are shaped like x
+    vectors: ClassVar[str]  # the names of what travels
     second_order: ClassVar[bool]  # whether clients take second derivatives
     needs_one_y: ClassVar[bool]  # whether it cannot train copies of y, one per task
     is_episodic: ClassVar[bool]  # whether it is for few-shot tasks alone
@@ -57,6 +57,11 @@ class Algorithm(Protocol):
     @property
     def uses_local_hessians(self) -> bool:
         """Whether every client inverts its own Hessian, which is biased where clients differ."""
+        ...
+
+    @property
+    def works(self) -> Works:
+        """The works of this algorithm by name; rounds send no others."""
         ...
 
     @property
@@ -96,7 +101,7 @@ class Cuts(Mapping[int, Cut]):
         made: dict[int, Params] = {}
 
         def part_of(client: int) -> Params:
-            part = getattr(self[client], level)
+            part = self[client].of(level)
             if not self._shared:  # nobody else needs it: nothing is kept
                 return part.extract(full)
             if id(part) not in made:

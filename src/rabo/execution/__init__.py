@@ -1,6 +1,8 @@
 """Where clients run, one runtime per file."""
 
-from rabo.exchange.work import Local, Reply, RollCall, Runtime, Task, answers
+from rabo.exchange.client import ClientContext
+from rabo.exchange.request import Answer, Reply, Request
+from rabo.exchange.work import RollCall, Runtime, Work
 from rabo.execution.grouped import Grouped
 from rabo.execution.guarded import Fault, Guarded, Tolerance
 from rabo.execution.in_process import InProcess
@@ -11,19 +13,20 @@ RUNTIMES = {"plain": InProcess, "recorded": Recorded, "grouped": Grouped}
 
 __all__ = [
     "RUNTIMES",
+    "Answer",
+    "ClientContext",
     "Fault",
     "Grouped",
     "Guarded",
     "InProcess",
-    "Local",
     "Privacy",
     "Private",
     "Protected",
     "Recorded",
     "Reply",
+    "Request",
     "RollCall",
     "Runtime",
-    "Task",
     "Tolerance",
-    "answers",
+    "Work",
 ]

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from rabo.exchange.work import Reply, Task, Work
+from rabo.exchange.request import Request
+from rabo.exchange.work import Work
 from rabo.execution.recorded import Recorded
-from rabo.execution.recording import Purposes, StaticLocal, draw_all
+from rabo.execution.recording import Purposes, StaticClient, draw_all
 from rabo.execution.room import Room, evenly, most_together
 from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.problems.problem import ClientProblem
-from rabo.pruning.submodel import Cut, level_of
+from rabo.pruning.submodel import Cut
 from rabo.tree import Params, leaves, map_leaves, replace_leaves
 
 
@@ -23,8 +24,8 @@ class Grouped(Recorded):
     Where every task has a y of its own, clients of one submodel differ in nothing but their tasks:
     these lie side by side in one batch, and each client answers with the mean of the group. The sum
     over clients is the same up to rounding; what only one of them has answered is not known, so it
-    is not for runs that clip, trim or judge single answers. An algorithm says by `works_together`
-    that its clients' work treats copies of y one by one, and starts all of them from what it gets.
+    is not for runs that clip, trim or judge single answers. Only `separable` work is grouped: it
+    treats copies of y one by one, and starts all of them from the same arrays.
     """
 
     gives_means = True
@@ -36,30 +37,28 @@ class Grouped(Recorded):
         self._before: dict[Any, int] = {}  # in an earlier round
 
     def _groups(
-        self, work: Work, asked: Sequence[tuple[int, Task]]
-    ) -> list[tuple[tuple[int, ...], Task]]:
-        if not getattr(getattr(work, "__self__", None), "works_together", False):
+        self, work: Work, asked: Sequence[Request]
+    ) -> list[tuple[tuple[int, ...], Request]]:
+        if not work.separable:
             return super()._groups(work, asked)
-        members: dict[Any, list[int]] = {}
-        tasks: dict[Any, Task] = {}
-        for client, task in asked:
-            key = self._what_it_gets(client, task)
-            members.setdefault(key, []).append(client)
-            tasks.setdefault(key, task)
+        alike: dict[Any, list[Request]] = {}
+        for request in asked:
+            alike.setdefault(self._what_it_gets(request), []).append(request)
         return [
-            (group, tasks[key])
-            for key, clients in members.items()
-            for group in self._fitting(clients, tasks[key])
+            (group, next(r for r in requests if r.client == group[0]))
+            for requests in alike.values()
+            for group in self._fitting([r.client for r in requests], requests[0])
         ]
 
-    def _fitting(self, clients: Sequence[int], task: Task) -> list[tuple[int, ...]]:
+    def _fitting(self, clients: Sequence[int], request: Request) -> list[tuple[int, ...]]:
         """Return clients in groups that fit into a device's memory, the same for a whole round."""
-        if task.round != self._fitted_in:
-            self._fitted_in, self._before, self._most_together = task.round, self._most_together, {}
-        kind = (task.cut.widths, self.problems[clients[0]].shape_key)
+        if request.round != self._fitted_in:
+            self._before, self._most_together = self._most_together, {}
+            self._fitted_in = request.round
+        kind = (request.submodel.widths, self.problems[clients[0]].shape_key)
         if kind not in self._most_together:
             spent = [c.peak_memory_bytes for k, c in self._alone.items() if k[1:] == kind]
-            device = leaves(task.arrays)[0].device
+            device = leaves(request.arrays)[0].device
             most = self._most_together[kind] = most_together(device, max(spent)) if spent else 1
             if most < self._before.get(kind, most):  # work that began later needs more
                 self._kept = {k: kept for k, kept in self._kept.items() if len(k[0]) == 1}
@@ -67,22 +66,22 @@ class Grouped(Recorded):
         size = evenly(len(clients), self._most_together[kind])
         return [tuple(clients[i : i + size]) for i in range(0, len(clients), size)]
 
-    def _what_it_gets(self, client: int, task: Task) -> Any:
+    def _what_it_gets(self, request: Request) -> Any:
         """Return what is equal for clients that can work together."""
-        problem = self.problems[client]
-        is_ready = self._has_been_seen(client, task) and isinstance(problem, ClientProblem)
-        if not is_ready or problem.copies == 1:
-            return client
-        arrays = tuple(map(id, task.arrays.values()))  # parts are cut once for all who share them
-        numbers = tuple(task.scalars.items()), task.num_steps, task.exchange
-        return id(task.cut), arrays, numbers, problem.shape_key
+        problem = self.problems[request.client]
+        is_ready = self._has_been_seen(request.client, request)
+        if not is_ready or not isinstance(problem, ClientProblem) or problem.copies == 1:
+            return request.client
+        arrays = tuple(map(id, request.arrays.values()))  # clients that share a part get one
+        numbers = tuple(request.scalars.items()), request.steps, request.exchange
+        return id(request.submodel), arrays, numbers, problem.shape_key
 
-    def _static(self, clients: tuple[int, ...], cut: Cut) -> StaticLocal:
+    def _static(self, clients: tuple[int, ...], cut: Cut) -> StaticClient:
         if len(clients) == 1:
             return super()._static(clients, cut)
         problems: Any = [self.problems[client].restrict(cut) for client in clients]
         together: Any = Together(problems)
-        return _GroupLocal(clients[0], together, clients=clients)
+        return _GroupClient(clients[0], together, clients=clients)
 
 
 class Together:
@@ -115,33 +114,32 @@ class Together:
 
 
 @dataclass
-class _GroupLocal(StaticLocal):
+class _GroupClient(StaticClient):
     """What clients that work together have at hand."""
 
     clients: tuple[int, ...] = field(default=(), kw_only=True)
 
-    def fresh(self, task: Task, purposes: Purposes) -> list[Batch]:
+    def fresh(self, request: Request, purposes: Purposes) -> list[Batch]:
         together: Any = self.problem
         drawn = [
-            draw_all(problem, task, client, purposes)
+            draw_all(problem, request, client, purposes)
             for client, problem in zip(self.clients, together.problems, strict=True)
         ]
         return [_side_by_side(batches) for batches in zip(*drawn, strict=True)]
 
-    def stream(self, task: Task, purpose: str | int) -> Generator:
+    def stream(self, request: Request, purpose: str | int) -> Generator:
         raise RuntimeError(
             "clients that work together have no random numbers of their own; use the runtime "
             "recorded"
         )
 
-    def answer(self, reply: Reply) -> Reply:
-        """Turn what moves x, a sum over clients, into their mean, as all else is."""
+    def answer(self, work: Work, arrays: Mapping[str, Params]) -> Mapping[str, Params]:
+        """Divide arrays shaped like x, which are sums over clients; all others are means."""
         n = len(self.clients)
-        arrays = {
-            name: map_leaves(lambda t: t / n, params) if level_of(name) == "x" else params
-            for name, params in reply.arrays.items()
+        return {
+            name: map_leaves(lambda t: t / n, params) if work.answers[name] == "x" else params
+            for name, params in arrays.items()
         }
-        return reply._replace(arrays=arrays)
 
 
 def _side_by_side(batches: Sequence[Batch]) -> Batch:

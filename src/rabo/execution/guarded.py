@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rabo.errors import DIVERGENCE_REMEDY, ClientError, ReplyError, TooFewRepliesError
 from rabo.exchange.cost import Cost
-from rabo.exchange.work import Answer, Reply, Runtime, Task, Work, answer_of
-from rabo.pruning.submodel import Cut, level_of
+from rabo.exchange.request import Reply, Request
+from rabo.exchange.work import Levels, Runtime, Work
+from rabo.pruning.submodel import Cut
 from rabo.tree import Params, squared_norm
 
 
@@ -58,35 +59,35 @@ class Guarded:
             level: {k: v.dtype for k, v in tree.items()} for level, tree in full.items()
         }
 
-    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        wanted = answer_of(work)
+    def map(self, work: Work, requests: Iterable[Request]) -> Iterator[Reply]:
         waiting: dict[int, tuple[int, Cut]] = {}
         num_asked = num_accepted = 0
 
-        def sent() -> Iterator[tuple[int, Task]]:
+        def sent() -> Iterator[Request]:
             nonlocal num_asked
-            for client, task in tasks:
+            for request in requests:
                 num_asked += 1
-                waiting[client] = (task.round, task.cut)
-                yield client, task
+                waiting[request.client] = (request.round, request.submodel)
+                yield request
 
         round = 0
-        for client, reply in self.runtime.map(work, sent()):
+        for reply in self.runtime.map(work, sent()):
+            client = reply.client
             if client not in waiting:  # nobody asked, or it has answered
                 self._refuse(round, client, work, ReplyError("it was not asked"))
                 continue
             round, cut = waiting.pop(client)
-            wrong = self._look(wanted, cut, reply)
+            wrong = self._look(work, cut, reply)
             if wrong is None:
                 num_accepted += 1
-                yield client, reply
+                yield reply
             else:
                 self._refuse(round, client, work, wrong)
         for client, (round, _) in waiting.items():
-            self.faults.append(Fault(round, client, work.__name__, "it did not answer"))
+            self.faults.append(Fault(round, client, work.name, "it did not answer"))
         if num_accepted < min(self.tolerance.min_replies, num_asked):
             raise TooFewRepliesError(
-                f"{num_accepted} of {num_asked} clients answered {work.__name__}, "
+                f"{num_accepted} of {num_asked} clients answered {work.name}, "
                 f"{self.tolerance.min_replies} must"
             )
 
@@ -99,27 +100,27 @@ class Guarded:
         if self.tolerance.on_fault == "raise":
             if isinstance(wrong, ClientError):
                 raise wrong
-            raise ClientError(client, round, work.__name__, wrong) from wrong
+            raise ClientError(client, round, work.name, wrong) from wrong
         cause = wrong.cause if isinstance(wrong, ClientError) else wrong
         why = str(cause) if isinstance(cause, ReplyError) else f"{type(cause).__name__}: {cause}"
-        self.faults.append(Fault(round, client, work.__name__, why))
+        self.faults.append(Fault(round, client, work.name, why))
 
-    def _look(self, wanted: Answer, cut: Cut, reply: Any) -> Exception | None:
+    def _look(self, work: Work, cut: Cut, reply: Reply) -> Exception | None:
         """Say what is wrong with a reply, if anything."""
         try:
-            if not (isinstance(reply, Reply) and isinstance(reply.cost, Cost)):
-                raise ReplyError("it must be a Reply with a Cost")
+            if not isinstance(reply.cost, Cost):
+                raise ReplyError("its cost must be a Cost")
             if reply.fault is not None:
                 return reply.fault
-            _same_names("arrays", wanted.arrays, reply.arrays)
+            _same_names("arrays", work.answers, reply.arrays)
             for name, params in reply.arrays.items():
-                level = level_of(name)
-                shapes = getattr(cut, level).tensor_shapes
+                level = work.answers[name]
+                shapes = cut.of(level).tensor_shapes
                 _same_names(f"tensors of {name}", shapes, params)
                 for key, value in params.items():
                     _check_tensor(f"{name}.{key}", value, shapes[key], self._dtypes[level][key])
-            _check_rows(reply, cut)
-            _same_names("scalars", wanted.scalars, reply.scalars)
+            _check_rows(reply, cut, work.answers)
+            _same_names("scalars", work.numbers, reply.scalars)
             _check_numbers(reply.scalars, -inf)
             for cost in (reply.cost, reply.full_cost or Cost()):
                 _check_numbers(cost._asdict(), 0)
@@ -156,12 +157,12 @@ def _check_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dt
         )
 
 
-def _check_rows(reply: Reply, cut: Cut) -> None:
+def _check_rows(reply: Reply, cut: Cut, levels: Levels) -> None:
     """Check that `rows` refers to rows of the reply's arrays."""
     for name, tensors in reply.rows.items():
         if name not in reply.arrays:
             raise ReplyError(f"its rows must belong to an array of the reply, got rows of {name}")
-        shapes = getattr(cut, level_of(name)).tensor_shapes
+        shapes = cut.of(levels[name]).tensor_shapes
         for key, rows in tensors.items():
             number = shapes[key][0] if shapes.get(key) else 0
             if not all(type(row) is int and 0 <= row < number for row in rows):

@@ -3,31 +3,35 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rabo.exchange.client import ClientContext
 from rabo.exchange.cost import Meter
-from rabo.exchange.work import Local, Reply, Task, Work, perform
+from rabo.exchange.request import Reply, Request
+from rabo.exchange.work import Work, perform
 from rabo.problems.bilevel import BilevelProblem
 
 
 class InProcess:
-    """Runs one client after the other, as their tasks come: in ascending order.
+    """Runs one client after the other, as requests come: in ascending order.
 
-    Between two exchanges of a round, only what a client remembers is kept of it.
+    Between two exchanges of a round, it keeps only each client's memory and cache.
     """
 
     def __init__(self, problems: Mapping[int, BilevelProblem]):
         self.problems = problems
         self._meter = Meter()
         self._round = -1
-        self._memory: dict[int, dict[str, Any]] = {}
+        self._kept: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # memory and cache
 
-    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        for client, task in tasks:
-            yield client, perform(work, task, self._local(client, task), self._meter)
+    def map(self, work: Work, requests: Iterable[Request]) -> Iterator[Reply]:
+        for request in requests:
+            yield perform(work, request, self.context(request), self._meter)
 
-    def _local(self, client: int, task: Task) -> Local:
-        if task.round != self._round:
-            self._round, self._memory = task.round, {}
-        if task.exchange == 0:
-            self._memory[client] = {}
-        memory = self._memory.setdefault(client, {})
-        return Local(client, self.problems[client].restrict(task.cut), memory)
+    def context(self, request: Request) -> ClientContext:
+        """Return the client of a request, with its memory of this round."""
+        if request.round != self._round:
+            self._round, self._kept = request.round, {}
+        client = request.client
+        if request.exchange == 0 or client not in self._kept:
+            self._kept[client] = {}, {}
+        problem = self.problems[client].restrict(request.submodel)
+        return ClientContext(client, problem, *self._kept[client])

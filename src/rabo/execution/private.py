@@ -1,12 +1,14 @@
 """What a client does to its answers before they travel: clipping and Gaussian noise."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
 
-from rabo.exchange.work import Local, Reply, Runtime, Task, Work
+from rabo.exchange.client import ClientContext
+from rabo.exchange.request import Answer, Reply, Request
+from rabo.exchange.work import Levels, Runtime, Work
 from rabo.tree import map_leaves, squared_norm
 
 
@@ -34,39 +36,57 @@ class Privacy:
         if not 0 <= self.noise_multiplier < float("inf"):
             raise ValueError(f"noise_multiplier must be at least 0, got {self.noise_multiplier}")
 
-    def __call__(self, reply: Reply, task: Task, local: Local, name: str) -> Reply:
-        """Return a reply as it may travel."""
-        if not reply.arrays:
-            return reply
-        norm = squared_norm(reply.arrays).sqrt()
+    def __call__(
+        self, answer: Answer, request: Request, client: ClientContext, name: str
+    ) -> Answer:
+        """Clip an answer and add noise to it, as the work of a name returns it."""
+        if not answer.arrays:
+            return answer
+        norm = squared_norm(answer.arrays).sqrt()
         shrink = (self.clip / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)
-        arrays = map_leaves(lambda t: shrink * t, reply.arrays)
+        arrays = map_leaves(lambda t: shrink * t, answer.arrays)
         if self.noise_multiplier:
-            generator = self._generator(task, local, name)
+            generator = self._generator(request, client, name)
             arrays = map_leaves(lambda t: t + self._noise(t, generator), arrays)
-        return reply._replace(arrays=arrays)
+        return answer._replace(arrays=arrays)
 
-    def _generator(self, task: Task, local: Local, name: str) -> Generator:
+    def _generator(self, request: Request, client: ClientContext, name: str) -> Generator:
         """Return the stream of one answer: no two answers of a round get the same noise."""
-        number = local.memory.get("noisy_answers", 0)
-        local.memory["noisy_answers"] = number + 1
-        own = task if self.seed is None else task._replace(seed=self.seed)
-        return local.stream(own, f"noise {number} {name}")
+        number = client.memory.get("noisy_answers", 0)
+        client.memory["noisy_answers"] = number + 1
+        own = request if self.seed is None else replace(request, seed=self.seed)
+        return client.stream(own, f"noise {number} {name}")
 
     def _noise(self, like: Tensor, generator: Generator) -> Tensor:
         drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
         return (self.noise_multiplier * self.clip * drawn).to(like.device)
 
 
-class Protected:
-    """Work whose answers are clipped and noised where it is done, under its own name."""
+@dataclass(frozen=True)
+class Protected(Work):
+    """Work whose answers are clipped and noised on the client, under its own name."""
 
-    def __init__(self, work: Work, privacy: Privacy):
-        self.work, self.privacy = work, privacy
-        self.__name__, self.__self__ = work.__name__, getattr(work, "__self__", None)
+    work: Work
+    privacy: Privacy
 
-    def __call__(self, task: Task, local: Local) -> Reply:
-        return self.privacy(self.work(task, local), task, local, self.__name__)
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.work.name
+
+    @property
+    def takes(self) -> Levels:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.work.takes
+
+    @property
+    def answers(self) -> Levels:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.work.answers
+
+    @property
+    def numbers(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.work.numbers
+
+    def __call__(self, request: Request, client: ClientContext) -> Answer:
+        return self.privacy(self.work(request, client), request, client, self.name)
 
 
 class Private:
@@ -75,5 +95,5 @@ class Private:
     def __init__(self, runtime: Runtime, privacy: Privacy):
         self.runtime, self.privacy = runtime, privacy
 
-    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        return self.runtime.map(Protected(work, self.privacy), tasks)
+    def map(self, work: Work, requests: Iterable[Request]) -> Iterator[Reply]:
+        return self.runtime.map(Protected(work, self.privacy), requests)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rabo.exchange.cost import Cost
 from rabo.exchange.covering import Holders
+from rabo.exchange.request import Reply, Request
 from rabo.exchange.rows import counted
-from rabo.exchange.work import Reply, Runtime, Task, Work
+from rabo.exchange.work import Levels, Runtime, Work
 from rabo.pruning.channels import Channels
-from rabo.pruning.submodel import Cut, Part, Submodel, level_of
+from rabo.pruning.submodel import Cut, Part, Submodel
 from rabo.tree import Params, lay, pieces
 
 Level = Literal["x", "y"]
@@ -74,32 +75,34 @@ class Ledger:
         self._start_counting()
         self.entries = []
 
-    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        # what is needed of a task, not its tensors
+    def map(self, work: Work, requests: Iterable[Request]) -> Iterator[Reply]:
+        # what is needed of a request, not its tensors
         sent: dict[int, tuple[int, Cut, int, tuple[Any, ...]]] = {}
 
-        def watched() -> Iterator[tuple[int, Task]]:
-            for client, task in tasks:
-                down = _num_bytes(task.arrays, task.cut)
-                if "x" in task.arrays:  # x travels with its cut; clients keep both for the round
-                    down += task.cut.x.index_bytes() + task.cut.y.index_bytes()
-                sent[client] = (task.round, task.cut, down, kind_of(work.__name__, task))
-                yield client, task
+        def watched() -> Iterator[Request]:
+            for request in requests:
+                cut = request.submodel
+                down = _num_bytes(request.arrays, work.takes, cut)
+                if "x" in request.arrays:  # charged with x, though it travels once a round
+                    down += cut.x.index_bytes() + cut.y.index_bytes()
+                sent[request.client] = (request.round, cut, down, kind_of(work, request))
+                yield request
 
-        for client, reply in self.runtime.map(work, watched()):
+        for reply in self.runtime.map(work, watched()):
             if reply.fault is not None:  # nobody has dealt with it
                 raise reply.fault
+            client = reply.client
             round, cut, down, kind = sent[client]
-            up = _num_bytes(reply.arrays, cut) + _row_bytes(reply.rows)
+            up = _num_bytes(reply.arrays, work.answers, cut) + _row_bytes(reply.rows)
             cost = reply.cost._replace(bytes_down=down, bytes_up=up)
-            entry = Entry(round, client, work.__name__, cost, reply.scalars, kind, reply.full_cost)
+            entry = Entry(round, client, work.name, cost, reply.scalars, kind, reply.full_cost)
             self._book(entry)
             for level in LEVELS:
                 if level in reply.arrays and (level, client) not in self._counted:
                     self._counted.add((level, client))  # once, however often it is asked
-                    self._holders[level].add(counted(getattr(cut, level), reply.rows.get(level)))
+                    self._holders[level].add(counted(cut.of(level), reply.rows.get(level)))
                     self._count_units(level, cut)
-            yield client, reply
+            yield reply
 
     def _start_counting(self) -> None:
         self._counted, self._units = set(), {}
@@ -110,7 +113,7 @@ class Ledger:
         }
 
     def _count_units(self, level: Level, cut: Cut) -> None:
-        if self._channels is None or not isinstance(getattr(cut, level), Submodel):
+        if self._channels is None or not isinstance(cut.of(level), Submodel):
             return
         groups = self._channels.groups_of[level]
         start = {g: torch.zeros(self._channels.units[g], dtype=torch.int32) for g in groups}
@@ -236,15 +239,14 @@ class Ledger:
         self._kept[level].append(torch.linalg.vector_norm(part.take(self._flat[level])))
 
 
-def kind_of(name: str, task: Task) -> tuple[Any, ...]:
+def kind_of(work: Work, request: Request) -> tuple[Any, ...]:
     """Return the work, arrays and steps of an exchange: with one width, all cost the same."""
-    return name, *sorted(task.arrays), task.num_steps
+    return work.name, *sorted(request.arrays), request.steps
 
 
-def _num_bytes(arrays: Mapping[str, Params], cut: Cut) -> int:
+def _num_bytes(arrays: Mapping[str, Params], levels: Levels, cut: Cut) -> int:
     """Return what travels: of an element mask, only the entries that are held."""
-    parts = {"x": cut.x, "y": cut.y}
-    return sum(parts[level_of(name)].num_bytes(params) for name, params in arrays.items())
+    return sum(cut.of(levels[name]).num_bytes(params) for name, params in arrays.items())
 
 
 def _row_bytes(rows: Mapping[str, Mapping[str, Sequence[int]]]) -> int:

@@ -17,11 +17,10 @@ from rabo.execution import Privacy
 from rabo.flower import sites
 from rabo.flower.events import Events, failures_told, tell, tell_result
 from rabo.flower.lifetime import end_with
-from rabo.flower.messages import fault_records
+from rabo.flower.messages import WIDTH, WORK, fault_records
 from rabo.flower.options import experiment_of
 from rabo.flower.resources import ask_width
 from rabo.flower.runtime import FlowerRuntime, width_records
-from rabo.flower.work import WIDTH, message_types
 from rabo.runs.experiment import resume, run
 from rabo.runs.options import choose_device
 
@@ -39,21 +38,20 @@ def client_app(folder: Path) -> ClientApp:
         try:
             worker, capacity = sites.recall(str(folder), options, _partition(context), device)
             if kind == WIDTH:
-                asked = at_round(capacity, int(message.content.config_records["task"]["round"]))  # type: ignore[arg-type]
+                asked = at_round(capacity, int(message.content.config_records["request"]["round"]))  # type: ignore[arg-type]
                 width = ask_width(node, asked, worker.problem, worker.algorithm, context.state)
                 content = width_records(worker.client, width)
             else:
                 privacy = _privacy(context, folder)
                 compare = bool(context.run_config.get("compare", True))
-                content = worker.answer(kind, message.content, context.state, privacy, compare)
+                content = worker.answer(message.content, context.state, privacy, compare)
         except Exception as error:
             log.exception("client failed at %s", kind)
             content = fault_records(error)
         return Message(content, reply_to=message)
 
-    for kind in {WIDTH, *message_types()}:
-        category, action = kind.split(".")
-        getattr(app, category)(action)(answer)
+    app.query(WIDTH.removeprefix("query."))(answer)
+    app.train(WORK.removeprefix("train."))(answer)
     return app
 
 

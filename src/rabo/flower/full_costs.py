@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, RecordDict
 from rabo.algorithms import Algorithm
 from rabo.errors import ClientError
 from rabo.exchange.cost import Cost
-from rabo.exchange.work import Task
+from rabo.exchange.request import Request
+from rabo.exchange.work import Work
 from rabo.federation.clients import Client, OnDemand
 from rabo.federation.federation import MOST_PROBES, Federation
 from rabo.federation.ledger import kind_of
@@ -23,18 +24,18 @@ def full_cost(
     client: int,
     problem: BilevelProblem,
     algorithm: Algorithm,
-    task: Task,
-    name: str,
+    work: Work,
+    request: Request,
     kept: RecordDict,
 ) -> Cost | None:
     """Return the cost of an exchange with the full model; None if it cannot be measured.
 
     The client runs one round alone and keeps the costs of all its exchanges.
     """
-    key = " ".join(map(str, kind_of(name, task)))
+    key = " ".join(map(str, kind_of(work, request)))
     known = kept.config_records[RECORD] if RECORD in kept else ConfigRecord()
     if key not in known:
-        for found, cost in _measured(client, problem, algorithm, task.round):
+        for found, cost in _measured(client, problem, algorithm, request.round):
             known.setdefault(" ".join(map(str, found)), [*cost[:2], *cost[3:]])
             if key in known:
                 break
@@ -42,8 +43,8 @@ def full_cost(
         kept[RECORD] = known
     if not known[key]:
         return None
-    work, memory, down, up = known[key]  # type: ignore[misc]
-    return Cost(work, memory, 0.0, down, up)  # type: ignore[arg-type]
+    multiply_adds, memory, down, up = known[key]  # type: ignore[misc]
+    return Cost(multiply_adds, memory, 0.0, down, up)  # type: ignore[arg-type]
 
 
 def _measured(

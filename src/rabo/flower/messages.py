@@ -1,4 +1,4 @@
-"""Tasks and replies as Flower records: raw bytes with names, types and shapes, never pickle."""
+"""Requests and replies as Flower records: raw bytes with names, types and shapes, no pickle."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rabo.errors import ReplyError
 from rabo.exchange.cost import Cost
-from rabo.exchange.work import Reply, Task
+from rabo.exchange.request import Reply, Request
+from rabo.exchange.work import Levels, Work
 from rabo.pruning.channels import Channels
-from rabo.pruning.submodel import Cut, ElementMask, Part, cut, level_of
+from rabo.pruning.submodel import Cut, ElementMask, Part, cut
 from rabo.tree import Params
 
 RAW = "raw"  # little-endian bytes in row-major order
@@ -25,7 +26,9 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Records = dict[str, ArrayRecord | ConfigRecord]
 NO_NUMBERS: Mapping[str, float] = {}
-HEAD = ("seed", "round", "exchange", "num_steps")  # whole numbers of a task
+HEAD = ("client", "seed", "round", "exchange", "steps")  # whole numbers of a request
+WORK, WIDTH = "train.work", "query.width"  # types of messages: an exchange, and the roll call
+KEY = "work"  # of a request: the name under which the client looks its work up
 VECTOR, SCALAR, CUT, ROWS = "vector ", "scalar ", "cut ", "rows "  # how names in a head begin
 FULL = "full "  # of a cost with the full model
 INLINE, MOST_INLINE = "raw bytes", 2**20  # small vectors travel in the head itself
@@ -79,38 +82,48 @@ def unpack(
 def numbers_of(name: str, records: RecordDict) -> dict[str, int | float]:
     """Read the numbers that `pack` wrote."""
     head = records.config_records[f"{name}.head"]
-    numbers = {k: v for k, v in head.items() if k != INLINE and not k.startswith(VECTOR)}
+    numbers = {k: v for k, v in head.items() if k not in (INLINE, KEY) and not k.startswith(VECTOR)}
     if not all(isinstance(value, int | float) for value in numbers.values()):
         raise ValueError(f"the head of {name} must have numbers, got {numbers}")
     return numbers  # type: ignore[return-value]
 
 
-def task_records(task: Task) -> RecordDict:
-    """Write a task; the cut travels with the first exchange of a round."""
-    vectors = {n: _squeeze(task.cut, n, p) for n, p in task.arrays.items()}
-    if task.exchange == 0:
-        vectors |= cut_vectors(task.cut)
-    head = {name: getattr(task, name) for name in HEAD}
-    return RecordDict(pack("task", vectors, {**head, **_scalars(task.scalars)}))  # type: ignore[arg-type]
+def request_records(request: Request, work: Work) -> RecordDict:
+    """Write a request and the name of its work; exchange 0 of a round brings the submodel."""
+    held = request.submodel
+    vectors = {n: _squeeze(held.of(work.takes[n]), p) for n, p in request.arrays.items()}
+    if request.exchange == 0:
+        vectors |= cut_vectors(held)
+    head = {name: getattr(request, name) for name in HEAD}
+    records = pack("request", vectors, {**head, **_scalars(request.scalars)})
+    records["request.head"][KEY] = work.name  # type: ignore[index]
+    return RecordDict(records)  # type: ignore[arg-type]
+
+
+def work_name(records: RecordDict) -> str:
+    """Return the name of the work that a request asks for."""
+    return str(records.config_records["request.head"][KEY])
 
 
 def place_of(records: RecordDict) -> tuple[int, int]:
-    """Return the round of a task, and which of the client's exchanges in it this is."""
-    numbers = numbers_of("task", records)
+    """Return the round of a request, and its number among the client's exchanges in the round."""
+    numbers = numbers_of("request", records)
     return int(numbers["round"]), int(numbers["exchange"])
 
 
-def read_task(records: RecordDict, held: Cut, device: torch.device | None = None) -> Task:
-    """Read a task on a submodel that the client holds."""
-    numbers = numbers_of("task", records)
+def read_request(
+    records: RecordDict, held: Cut, work: Work, device: torch.device | None = None
+) -> Request:
+    """Read a request on a submodel that the client holds; undeclared arrays are refused."""
+    numbers = numbers_of("request", records)
     head = {name: int(numbers[name]) for name in HEAD}
-    arrays = _arrays(unpack("task", records, device), held)
-    return Task(cut=held, arrays=arrays, scalars=_read_scalars(numbers), **head)
+    arrays = _arrays(unpack("request", records, device), held, work.takes)
+    return Request(submodel=held, arrays=arrays, scalars=_read_scalars(numbers), **head)
 
 
-def reply_records(reply: Reply, held: Cut) -> RecordDict:
+def reply_records(reply: Reply, held: Cut, work: Work) -> RecordDict:
     """Write a reply; its cost without traffic, which the server counts itself."""
-    vectors = {n: _squeeze(held, n, p) for n, p in reply.arrays.items()}
+    vectors = {n: _squeeze(held.of(work.answers[n]), p) for n, p in reply.arrays.items()}
     for name, tensors in reply.rows.items():
         vectors[ROWS + name] = {k: torch.tensor(rows).int() for k, rows in tensors.items()}
     full = reply.full_cost._asdict() if reply.full_cost else {}
@@ -135,20 +148,25 @@ def words(text: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text)[:MOST_WORDS])
 
 
-def read_reply(records: RecordDict, held: Cut, device: torch.device | None = None) -> Reply:
+def read_reply(
+    records: RecordDict, request: Request, work: Work, device: torch.device | None = None
+) -> Reply:
+    """Read the reply to a request, or raise the fault that the client reports."""
     raise_fault(records)
     numbers = numbers_of("reply", records)
-    work, memory = (int(numbers[name]) for name in ("multiply_adds", "peak_memory_bytes"))
-    cost = Cost(work, memory, float(numbers["seconds"]))
+    spent, memory = (int(numbers[name]) for name in ("multiply_adds", "peak_memory_bytes"))
+    cost = Cost(spent, memory, float(numbers["seconds"]))
     vectors = unpack("reply", records, device)
     rows = {
         name.removeprefix(ROWS): {k: v.reshape(-1).tolist() for k, v in tensors.items()}
         for name, tensors in vectors.items()
         if name.startswith(ROWS)
     }
+    arrays = _arrays(vectors, request.submodel, work.answers)
     told = {k.removeprefix(FULL): v for k, v in numbers.items() if k.startswith(FULL)}
     full = Cost(**told) if told else None  # type: ignore[arg-type]
-    return Reply(_arrays(vectors, held), _read_scalars(numbers), cost, rows=rows, full_cost=full)
+    scalars = _read_scalars(numbers)
+    return Reply(request.client, arrays, scalars, cost, rows=rows, full_cost=full)
 
 
 def cut_vectors(held: Cut) -> dict[str, dict[str, Tensor]]:
@@ -201,17 +219,15 @@ def _masks(
     return ElementMask(masks)
 
 
-def _squeeze(held: Cut, name: str, params: Params) -> Params:
+def _squeeze(part: Part, params: Params) -> Params:
     """Keep of a mask's tensors the entries that are held: only these travel."""
-    part: Part = getattr(held, level_of(name))
     if not isinstance(part, ElementMask):
         return params
     return {key: value[part.mask[key]] for key, value in params.items()}
 
 
-def _spread(held: Cut, name: str, params: Params) -> dict[str, Tensor]:
+def _spread(part: Part, params: Params) -> dict[str, Tensor]:
     """Put what was squeezed back to its place among zeros."""
-    part: Part = getattr(held, level_of(name))
     if not isinstance(part, ElementMask):
         return dict(params)
     spread = {}
@@ -260,8 +276,13 @@ def _entries(layout: list[object]) -> Iterator[tuple[str, torch.dtype, tuple[int
         yield name, DTYPES[dtype], sizes
 
 
-def _arrays(vectors: Mapping[str, Params], held: Cut) -> dict[str, dict[str, Tensor]]:
-    return {n: _spread(held, n, p) for n, p in vectors.items() if not n.startswith((CUT, ROWS))}
+def _arrays(
+    vectors: Mapping[str, Params], held: Cut, levels: Levels
+) -> dict[str, dict[str, Tensor]]:
+    own = {name: params for name, params in vectors.items() if not name.startswith((CUT, ROWS))}
+    if unknown := own.keys() - levels.keys():
+        raise ReplyError(f"arrays must be {', '.join(levels) or 'none'}, got {sorted(unknown)}")
+    return {name: _spread(held.of(levels[name]), params) for name, params in own.items()}
 
 
 def _scalars(scalars: Mapping[str, float]) -> dict[str, float]:

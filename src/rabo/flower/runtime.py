@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -11,10 +11,9 @@ from flwr.serverapp import Grid
 
 from rabo.errors import ReplyError
 from rabo.exchange.budgets import Absent, check_capacity
-from rabo.exchange.work import Reply, Task, Work, failed
-from rabo.flower.messages import raise_fault, read_reply, task_records, words
-from rabo.flower.work import WIDTH, message_type
-from rabo.pruning.submodel import Cut
+from rabo.exchange.request import Reply, Request
+from rabo.exchange.work import Work, failed
+from rabo.flower.messages import WIDTH, WORK, raise_fault, read_reply, request_records, words
 
 REASONS = {
     1: "its app could not be loaded",
@@ -70,19 +69,18 @@ class FlowerRuntime:
         self._late: dict[int, Sent] = {}  # node -> what it has not answered in time
         self._asked: dict[int, Sent] = {}  # node -> the roll call it was sent since
 
-    def map(self, work: Work, tasks: Iterable[tuple[int, Task]]) -> Iterator[tuple[int, Reply]]:
-        kind = message_type(work)
-        waiting: list[tuple[int, Sent, Cut]] = []
-        for client, task in tasks:
-            records = task_records(task)
-            sent = self._send(self._nodes.get(client), kind, task.round, records, self.deadline)
-            waiting.append((client, sent, task.cut))
-        for client, sent, cut in waiting:
+    def map(self, work: Work, requests: Iterable[Request]) -> Iterator[Reply]:
+        waiting: list[tuple[Request, Sent]] = []
+        for request in requests:
+            node, records = self._nodes.get(request.client), request_records(request, work)
+            sent = self._send(node, WORK, request.round, records, self.deadline)
+            waiting.append((replace(request, arrays={}), sent))  # its tensors are not needed again
+        for request, sent in waiting:
             try:
-                reply = read_reply(self._content(sent), cut, self.device)
+                reply = read_reply(self._content(sent), request, work, self.device)
             except Exception as error:  # whatever a client sends, the round goes on
-                reply = failed(client, sent.round, work.__name__, _in_words(error))
-            yield client, reply
+                reply = failed(request, work, _in_words(error))
+            yield reply
 
     def widths(self, round: int, clients: Sequence[int]) -> Mapping[int, float | Absent]:
         """Hold the roll call: nodes say whose data they have and how wide they can be."""
@@ -118,7 +116,7 @@ class FlowerRuntime:
         """Ask all nodes that may be clients of the round; those known longer come first."""
         online = sorted(self.grid.get_node_ids(), key=lambda node: (node not in whose, node))
         wanted = [node for node in online if whose.get(node) in {None, *clients}]
-        content = RecordDict({"task": ConfigRecord({"round": round})})
+        content = RecordDict({"request": ConfigRecord({"round": round})})
         calls = []
         for node in wanted:
             # one that was late may answer at any time, and is asked once

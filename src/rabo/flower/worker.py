@@ -1,11 +1,15 @@
 """The client's side of an exchange: from a message and what was kept, to a reply."""
 
+from dataclasses import replace
+
 from flwr.app import ConfigRecord, RecordDict
-from torch import Tensor
 
 from rabo.algorithms import Algorithm
+from rabo.errors import lookup
+from rabo.exchange.client import ClientContext
 from rabo.exchange.cost import Meter
-from rabo.exchange.work import Local, Task, perform
+from rabo.exchange.request import Request
+from rabo.exchange.work import perform
 from rabo.execution import Privacy, Protected
 from rabo.federation.rounds import CALIBRATION
 from rabo.flower.full_costs import full_cost
@@ -17,11 +21,11 @@ from rabo.flower.messages import (
     pack,
     place_of,
     read_cut,
-    read_task,
+    read_request,
     reply_records,
     unpack,
+    work_name,
 )
-from rabo.flower.work import work_for
 from rabo.problems.bilevel import BilevelProblem
 from rabo.pruning.submodel import Cut
 from rabo.tree import leaves
@@ -41,46 +45,44 @@ class Worker:
 
     def answer(
         self,
-        kind: str,
         content: RecordDict,
         kept: RecordDict,
         privacy: Privacy | None = None,
         compare: bool = True,
     ) -> RecordDict:
-        """Do what a message asks for; what leaves the client is clipped and noised already.
+        """Carry out a request; the answer is clipped and noised before it leaves the client.
 
         With `compare`, the answer says what the exchange costs with the full model.
         """
-        work = work_for(kind, self.algorithm)
+        work = lookup("work", work_name(content), self.algorithm.works)
         if privacy is not None:
             work = Protected(work, privacy)
-        local, cut = self._resume(content, kept)
-        task = read_task(content, cut, self._device)
-        reply = perform(work, task, local, self._meter)
+        context, cut = self._resume(content, kept)
+        request = read_request(content, cut, work, self._device)
+        reply = perform(work, request, context, self._meter)
         if reply.fault is not None:
             return fault_records(reply.fault.cause)
-        _keep(task, local, kept)
-        if compare and work.__name__ != CALIBRATION:
+        _keep(request, context, kept)
+        if compare and work.name != CALIBRATION:
             of_client = self.client, self.problem, self.algorithm
-            reply = reply._replace(full_cost=full_cost(*of_client, task, work.__name__, kept))
-        return reply_records(reply, cut)
+            reply = replace(reply, full_cost=full_cost(*of_client, work, request, kept))
+        return reply_records(reply, cut, work)
 
-    def _resume(self, content: RecordDict, kept: RecordDict) -> tuple[Local, Cut]:
-        """Begin on the cut that came with the message, or go on where the last one ended."""
+    def _resume(self, content: RecordDict, kept: RecordDict) -> tuple[ClientContext, Cut]:
+        """Begin on the submodel of the message, or go on where the last exchange ended."""
         (round, exchange), channels = place_of(content), self.problem.channels
         if exchange == 0:
-            cut = read_cut(unpack("task", content), channels, self._device)
-            return Local(self.client, self.problem.restrict(cut)), cut
+            cut = read_cut(unpack("request", content), channels, self._device)
+            return ClientContext(self.client, self.problem.restrict(cut)), cut
         if "held" not in kept or dict(kept.config_records["held"]) != _held(round, exchange - 1):
             raise ValueError(
                 f"client {self.client} does not hold the submodel of round {round + 1}"
             )
         vectors = unpack("memory", kept, self._device)
         cut = read_cut(vectors, channels, self._device)
-        local = Local(self.client, self.problem.restrict(cut))
         tensors = {k: v for k, v in vectors.items() if not k.startswith(CUT)}
-        local.memory = {**tensors, **numbers_of("memory", kept)}
-        return local, cut
+        memory = {**tensors, **numbers_of("memory", kept)}
+        return ClientContext(self.client, self.problem.restrict(cut), memory), cut
 
 
 def _held(round: int, exchange: int) -> dict[str, int]:
@@ -88,12 +90,9 @@ def _held(round: int, exchange: int) -> dict[str, int]:
     return {"round": round, "exchange": exchange}
 
 
-def _keep(task: Task, local: Local, kept: RecordDict) -> None:
-    tensors, numbers = cut_vectors(task.cut), {}
-    for name, value in local.memory.items():
-        if isinstance(value, int | float):
-            numbers[name] = value
-        elif isinstance(value, dict) and all(isinstance(t, Tensor) for t in value.values()):
-            tensors[name] = value
+def _keep(request: Request, context: ClientContext, kept: RecordDict) -> None:
+    tensors, numbers = cut_vectors(request.submodel), {}
+    for name, value in context.memory.items():
+        (numbers if isinstance(value, int | float) else tensors)[name] = value
     kept.update(pack("memory", tensors, numbers))
-    kept["held"] = ConfigRecord(_held(task.round, task.exchange))  # type: ignore[arg-type]
+    kept["held"] = ConfigRecord(_held(request.round, request.exchange))  # type: ignore[arg-type]

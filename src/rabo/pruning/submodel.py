@@ -15,11 +15,6 @@ from rabo.pruning.channels import ALWAYS, Channels, Row
 from rabo.tree import Params, cast, lay, num_bytes, pieces
 
 
-def level_of(name: str) -> Literal["x", "y"]:
-    """Say how a vector is shaped by its name: like x if it begins with x, else like y."""
-    return "x" if name.startswith("x") else "y"
-
-
 class Part(ABC):
     """The entries of a parameter tree that one client holds (m in the paper).
 
@@ -193,6 +188,10 @@ class Cut:
     x: Part
     y: Part
     kept: Mapping[str, Tensor]
+
+    def of(self, level: Literal["x", "y"]) -> Part:
+        """Return the entries of x, or of y."""
+        return self.x if level == "x" else self.y
 
     @cached_property
     def widths(self) -> tuple[tuple[str, int], ...]:

@@ -23,7 +23,7 @@ from rabo.tree import Params, flatten, leaves, map_leaves
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(HypergradientEstimator):
     """Wrap an estimator: call `look` at each point where training asks for a hypergradient."""
 
     estimator: HypergradientEstimator

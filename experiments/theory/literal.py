@@ -6,7 +6,12 @@ from torch import Generator
 
 from rabo.hypergradients import ESTIMATORS
 from rabo.hypergradients.coordinate_difference import Coordinates, check_coordinates
-from rabo.hypergradients.linearisation import Difference, Estimate, View
+from rabo.hypergradients.linearisation import (
+    Difference,
+    Estimate,
+    HypergradientEstimator,
+    View,
+)
 from rabo.hypergradients.solvers import relative
 from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params
@@ -15,7 +20,7 @@ NAME = "literal-coordinate-difference"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiteralCoordinateDifference:
+class LiteralCoordinateDifference(HypergradientEstimator):
     """Algorithm 2 as printed: ∇_x f + Σ_p ⟨δ_p, ∇_y f⟩ e_p.
 
     Kept to show the flaw: δ_p is a column of ∇²_yx g, not of dy*/dx, so this is not a hypergradient

@@ -10,12 +10,12 @@ from rabo.algorithms import RABO, State
 from rabo.exchange.state import Cohort
 from rabo.execution import InProcess
 from rabo.problems.bilevel import BilevelProblem
-from rabo.pruning.policies import Whole
+from rabo.pruning.policies import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut, cut
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(MaskPolicy):
     """Neighbouring coordinates in equal blocks, one for each client: with n clients C* = n/blocks.
 
     Unlike `Segments`, whose order by importance changes as x and y do, equal indices of x and y

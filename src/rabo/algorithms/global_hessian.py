@@ -15,7 +15,7 @@ from rabo.exchange.state import CURVATURE, State
 from rabo.exchange.work import Work, levels
 from rabo.hypergradients.linearisation import (
     Exact,
-    ImplicitEstimator,
+    ImplicitSystem,
     Linearisation,
 )
 from rabo.hypergradients.solvers import stretch
@@ -32,12 +32,12 @@ class GlobalSystem:
     not linear: with it, v is what the solver makes of sums that leave the extremes out.
     """
 
-    estimator: ImplicitEstimator
+    system: ImplicitSystem
 
     @cached_property
     def works(self) -> tuple[Work, Work, Work]:
         """The right-hand side, a product and the way back to x, on the client."""
-        return OuterSlope(self.estimator), HessianProduct(self.estimator), PullBack(self.estimator)
+        return OuterSlope(self.system), HessianProduct(self.system), PullBack(self.system)
 
     def solve(self, state: State, ask: Exchanges) -> Covered:
         """Return the mean of ∇_x f_i − ∇²_xy g_i·v over the clients that answer all exchanges."""
@@ -50,7 +50,7 @@ class GlobalSystem:
         def product(p: Tensor) -> Tensor:
             return exchange(hessian_product, "v", as_tree(p, state.y))
 
-        solution = self.estimator.solve(product, exchange(outer_slope, "y", state.y))
+        solution = self.system.solve(product, exchange(outer_slope, "y", state.y))
         found = {"residual": float(solution.residual)}
         return ask.mean(pull_back, {"v": as_tree(solution.v, state.y)}, found)["x"]
 
@@ -59,7 +59,7 @@ class GlobalSystem:
 class OuterSlope(Work):
     """On the client: linearise at y_{q+1}, answer ∇_y f_i."""
 
-    estimator: ImplicitEstimator
+    system: ImplicitSystem
 
     name = "outer_slope"
     takes = levels(y="y")
@@ -69,14 +69,14 @@ class OuterSlope(Work):
         if client.problem.copies > 1:
             raise ValueError("hessian='global' needs one y for all, got a problem with copies of y")
         client.memory["y"] = request.arrays["y"]
-        return _answer(_system(self.estimator, request, client).rhs, client)
+        return _answer(_linearised(self.system, request, client).rhs, client)
 
 
 @dataclass(frozen=True)
 class HessianProduct(Work):
     """On the client: ∇²_yy g_i·v."""
 
-    estimator: ImplicitEstimator
+    system: ImplicitSystem
 
     name = "hessian_product"
     takes = levels(v="y")
@@ -85,7 +85,7 @@ class HessianProduct(Work):
 
     def __call__(self, request: Request, client: ClientContext) -> Answer:
         v = flatten(leaves(request.arrays["v"]))
-        product = _system(self.estimator, request, client).product(v)
+        product = _linearised(self.system, request, client).product(v)
         return _answer(product, client, {CURVATURE: stretch(product, v)})
 
 
@@ -93,7 +93,7 @@ class HessianProduct(Work):
 class PullBack(Work):
     """On the client: ∇_x f_i − ∇²_xy g_i·v."""
 
-    estimator: ImplicitEstimator
+    system: ImplicitSystem
 
     name = "pull_back"
     takes = levels(v="y")
@@ -102,18 +102,20 @@ class PullBack(Work):
 
     def __call__(self, request: Request, client: ClientContext) -> Answer:
         v = flatten(leaves(request.arrays["v"]))
-        return Answer({"x": _system(self.estimator, request, client).pull_back(v)}, request.scalars)
+        return Answer(
+            {"x": _linearised(self.system, request, client).pull_back(v)}, request.scalars
+        )
 
 
-def _system(estimator: ImplicitEstimator, request: Request, client: ClientContext) -> Linearisation:
+def _linearised(system: ImplicitSystem, request: Request, client: ClientContext) -> Linearisation:
     """Return the linearised problem; rebuilt from x and y where the cache was dropped."""
     if "system" not in client.cache:
         batch = client.draw(request, "outer")
         x, y = client.memory["x"], client.memory["y"]
-        system = estimator.linearise(client.problem, x, y, batch)
-        if isinstance(system, Exact):
-            system.build()  # now, so that every product that follows costs the same
-        client.cache["system"] = system
+        linearised = system.linearise(client.problem, x, y, batch)
+        if isinstance(linearised, Exact):
+            linearised.build()  # now, so that every product that follows costs the same
+        client.cache["system"] = linearised
     return client.cache["system"]
 
 

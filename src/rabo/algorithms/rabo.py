@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from rabo.algorithms.curvature import MEASURE_CURVATURE
 from rabo.algorithms.global_hessian import GlobalSystem
@@ -15,7 +15,7 @@ from rabo.exchange.request import Answer, Request
 from rabo.exchange.state import CURVATURE, Cohort, Cuts, State
 from rabo.exchange.work import Runtime, Work, Works, levels, named
 from rabo.hypergradients import ConjugateGradient, HypergradientEstimator
-from rabo.hypergradients.linearisation import Estimate, ImplicitEstimator
+from rabo.hypergradients.linearisation import Estimate
 from rabo.hypergradients.solvers import largest
 from rabo.tree import Params, plus
 
@@ -62,7 +62,7 @@ class RABO(InnerLevel, OuterLevel):
                 f"length {type(self.outer_step).__name__} on the server would not see; use "
                 "outer_step='descent', or one outer step"
             )
-        if self.hessian == "global" and not hasattr(self.hypergradient, "linearise"):
+        if self.hessian == "global" and self.hypergradient.system is None:
             raise ValueError(
                 "hessian='global' solves one linear system over all clients and needs an estimator "
                 "that does (conjugate-gradient, neumann, directional-difference), got "
@@ -77,7 +77,7 @@ class RABO(InnerLevel, OuterLevel):
         state = self.train_inner(state, ask)  # lines 6-20
         if state.round >= self.warm_up:
             if self.hessian == "global":
-                slope = self.system.solve(state, ask)
+                slope = self.global_system.solve(state, ask)
             else:
                 rates = self._rates(state)
                 slope = ask.mean(self.estimate_outer, {"y": state.y}, rates)["x"]  # 21-24
@@ -87,15 +87,17 @@ class RABO(InnerLevel, OuterLevel):
     @cached_property
     def works(self) -> Works:
         if self.hessian == "global":
-            outer: tuple[Work, ...] = self.system.works
+            outer: tuple[Work, ...] = self.global_system.works
         else:
             outer = (self.estimate_outer,)
         return named(MEASURE_CURVATURE, self.update_inner, *outer)
 
     @cached_property
-    def system(self) -> GlobalSystem:
+    def global_system(self) -> GlobalSystem:
         """The linear system over all clients, with hessian="global"."""
-        return GlobalSystem(cast(ImplicitEstimator, self.hypergradient))
+        if self.hypergradient.system is None:
+            raise ValueError(f"{type(self.hypergradient).__name__} solves no linear system")
+        return GlobalSystem(self.hypergradient.system)
 
     @cached_property
     def estimate_outer(self) -> "EstimateOuter":
@@ -112,7 +114,7 @@ class RABO(InnerLevel, OuterLevel):
     @property
     def separable(self) -> bool:
         same_x = self.hessian == "local" and self.num_outer_steps == 1
-        return same_x and getattr(self.hypergradient, "keeps_copies_apart", False)
+        return same_x and self.hypergradient.keeps_copies_apart
 
     @property
     def uses_local_hessians(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -164,6 +166,6 @@ class EstimateOuter(Work):
         self, request: Request, client: ClientContext, x: Params, y: Params, when: str
     ) -> Estimate:
         batch = client.draw(request, f"outer{when}")
-        is_random = getattr(self.hypergradient, "is_random", False)
+        is_random = self.hypergradient.is_random
         generator = client.stream(request, f"estimate{when}") if is_random else None
         return self.hypergradient(client.problem, x, y, batch, generator)

@@ -12,6 +12,8 @@ from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
     Estimate,
+    HypergradientEstimator,
+    ImplicitSystem,
     Linearisation,
     Products,
     View,
@@ -24,7 +26,7 @@ NUM_PROBES = 10  # products by which curvature is measured
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConjugateGradient:
+class ConjugateGradient(HypergradientEstimator):
     """∇_x f − ∇²_xy g·v with (∇²_yy g + damping·I) v = ∇_y f solved by K steps of CG.
 
     One graph of ∇_y g is retained and serves all Hessian products and the cross term. For a y that
@@ -56,6 +58,10 @@ class ConjugateGradient:
     ) -> Estimate:
         view = View(problem, x, y, batch, one_pass=True)
         return estimate(LINEARISATIONS[self.products](view), self.solve)
+
+    @property
+    def system(self) -> ImplicitSystem:
+        return self
 
     @property
     def keeps_copies_apart(self) -> bool:

@@ -5,14 +5,20 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from rabo.hypergradients.linearisation import Difference, Estimate, View, gradient
+from rabo.hypergradients.linearisation import (
+    Difference,
+    Estimate,
+    HypergradientEstimator,
+    View,
+    gradient,
+)
 from rabo.hypergradients.solvers import conjugate_gradient
 from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params, flatten, leaves, replace_leaves, unflatten
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoordinateDifference:
+class CoordinateDifference(HypergradientEstimator):
     """∇_x f − Σ_p ⟨δ_p, v⟩ e_p with δ_p = [∇_y g(x + μe_p, y) − ∇_y g(x, y)] / μ.
 
     Departs from Algorithm 2, line 7, whose +⟨δ_p, ∇_y f⟩ has the wrong sign and lacks the inverse

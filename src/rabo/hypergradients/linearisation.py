@@ -4,6 +4,7 @@ Vectors in y are matrices with one row per independent copy of y (a single row a
 Hessian is then block diagonal, and every block is solved for itself.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -36,13 +37,25 @@ class Estimate(NamedTuple):
         return self
 
 
-class HypergradientEstimator(Protocol):
-    """Estimates ∇Φ_i(x) = ∇_x f_i − ∇²_xy g_i [∇²_yy g_i]⁻¹ ∇_y f_i at a given y.
+class HypergradientEstimator(ABC):
+    """Estimates ∇Φ_i(x) = ∇_x f_i − ∇²_xy g_i [∇²_yy g_i]⁻¹ ∇_y f_i at a given y."""
 
-    One whose answer for a copy of y does not depend on the other copies may say so by a property
-    `keeps_copies_apart`; one that draws random numbers must, by `is_random`.
-    """
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers."""
+        return False
 
+    @property
+    def keeps_copies_apart(self) -> bool:
+        """Whether the answer for a copy of y does not depend on the other copies."""
+        return False
+
+    @property
+    def system(self) -> "ImplicitSystem | None":
+        """The linear system that it solves, if all clients can solve one together."""
+        return None
+
+    @abstractmethod
     def __call__(
         self,
         problem: BilevelProblem,
@@ -50,7 +63,8 @@ class HypergradientEstimator(Protocol):
         y: Params,
         batch: Batch,
         generator: Generator | None = None,
-    ) -> Estimate: ...
+    ) -> Estimate:
+        """Return the estimate on one batch; a random estimator gets a generator."""
 
 
 class Applied(NamedTuple):
@@ -88,8 +102,8 @@ class Linearisation(Protocol):
         ...
 
 
-class ImplicitEstimator(HypergradientEstimator, Protocol):
-    """An estimator made of a linearisation and a solver, so that clients can solve together."""
+class ImplicitSystem(Protocol):
+    """A linearisation and a solver, so that clients can solve together."""
 
     def linearise(
         self, problem: BilevelProblem, x: Params, y: Params, batch: Batch

@@ -11,6 +11,8 @@ from rabo.hypergradients.curvature import lanczos
 from rabo.hypergradients.linearisation import (
     LINEARISATIONS,
     Estimate,
+    HypergradientEstimator,
+    ImplicitSystem,
     Linearisation,
     Products,
     View,
@@ -23,7 +25,7 @@ NUM_PROBES = 10  # products by which l_{g,1} is measured
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neumann:
+class Neumann(HypergradientEstimator):
     """∇_x f − ∇²_xy g·v with v = η Σ_{k<K} (I − η∇²_yy g)^k ∇_y f.
 
     Converges for η < 2/l_{g,1}; without a step size, η = 1/l_{g,1} is measured.
@@ -50,6 +52,10 @@ class Neumann:
     ) -> Estimate:
         view = View(problem, x, y, batch, one_pass=True)
         return estimate(LINEARISATIONS[self.products](view), self.solve)
+
+    @property
+    def system(self) -> ImplicitSystem:
+        return self
 
     @property
     def keeps_copies_apart(self) -> bool:

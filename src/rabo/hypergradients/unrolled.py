@@ -6,14 +6,20 @@ from math import ceil, sqrt
 import torch
 from torch import Generator, Tensor
 
-from rabo.hypergradients.linearisation import Estimate, Exact, View, gradient
+from rabo.hypergradients.linearisation import (
+    Estimate,
+    Exact,
+    HypergradientEstimator,
+    View,
+    gradient,
+)
 from rabo.hypergradients.neumann import safe_curvature
 from rabo.problems.bilevel import Batch, BilevelProblem
 from rabo.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unrolled:
+class Unrolled(HypergradientEstimator):
     """d/dx f(x, y_K(x)) with y_{t+1} = y_t − η∇_y g(x, y_t), started from the given y.
 
     Only the last `truncation` steps are differentiated. Memory is bounded: every ⌈√K⌉-th y is

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Generator
 
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(MaskPolicy):
     """Keep all units, whatever the capacity."""
 
     shared = True

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from torch import Generator
 
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Importance:
+class Importance(MaskPolicy):
     """Keep the units with the largest weights (squared norm over all coupled tensors)."""
 
     shared = True

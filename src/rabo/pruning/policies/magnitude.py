@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from torch import Generator
 
 from rabo.pruning.policies.entries import cut_entries, num_entries, ranks
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Magnitude:
+class Magnitude(MaskPolicy):
     """Keep the width² largest |θ| of x and of y: the number of entries a width stands for.
 
     Saves traffic, not work: tensors keep their shape, with zeros. A tensor of one dimension or less

@@ -1,10 +1,10 @@
 """What a mask policy is: an order of the units of each group, of which a client takes the first."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -56,14 +56,13 @@ def num_kept(width: float, num_units: int) -> int:
     return max(1, ceil(width * num_units - 1e-9))
 
 
-class MaskPolicy(Protocol):
+class MaskPolicy(ABC):
     """M(θ, R_i): which units a client of a given width trains in a round (line 4)."""
 
-    @property
-    def shared(self) -> bool:
-        """Whether clients of equal width get the same cut, so that it is made once."""
-        ...
+    shared: bool  # clients of equal width get the same submodel, which is then made once
 
+    @abstractmethod
     def __call__(
         self, whole: Whole, width: float, client: int, round: int, generator: Generator
-    ) -> Cut: ...
+    ) -> Cut:
+        """Return the submodel of a client, drawing from its stream of this round."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(MaskPolicy):
     """Keep a random choice of units, drawn from the stream of the client and round."""
 
     shared = False

@@ -6,14 +6,14 @@ import torch
 from torch import Generator, Tensor
 
 from rabo.pruning.policies.entries import cut_entries, ranks
-from rabo.pruning.policies.policy import Whole, num_kept
+from rabo.pruning.policies.policy import MaskPolicy, Whole, num_kept
 from rabo.pruning.submodel import Cut, cut
 
 EPSILON = 1e-9  # forgives 1/3·3 < 1
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _Dealt(MaskPolicy):
     num_regions: int = 4
     shared = False
 

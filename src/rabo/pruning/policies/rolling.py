@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Rolling:
+class Rolling(MaskPolicy):
     """Round q keeps units q, q+1, ... modulo the size of the group."""
 
     shared = True

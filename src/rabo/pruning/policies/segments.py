@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from torch import Generator
 
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut, cut
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(MaskPolicy):
     """Cut the importance order into equal segments; each client trains the one it is given.
 
     Client i trains segment `assignment[i]`, without an assignment segment i mod `num_segments`:

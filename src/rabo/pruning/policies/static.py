@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(MaskPolicy):
     """Keep the first ⌈width·n⌉ units of every group, in every round."""
 
     shared = True

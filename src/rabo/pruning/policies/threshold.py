@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from torch import Generator
 
 from rabo.pruning.policies.entries import cut_entries, num_entries
-from rabo.pruning.policies.policy import Whole
+from rabo.pruning.policies.policy import MaskPolicy, Whole
 from rabo.pruning.submodel import Cut
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(MaskPolicy):
     """Keep |w| ≥ θ, the k-th largest |w| of a level with k = width²·n (Wu et al., 2024).
 
     Entries that tie with the k-th are all kept. Departs from FIARSE, whose one θ spans the whole

@@ -22,7 +22,7 @@ from rabo.runs.report.page import page_of
 from rabo.runs.report.progress import headline_charts, hypergradient_charts
 from rabo.runs.report.runs import FILES, Run, find_runs, find_targets, read_run
 
-RESULTS = Path(__file__).parents[2] / "results"
+EARLIER = Path(__file__).parent / "earlier"  # run folders of earlier versions
 HOSTILE = "</script><script>hurt()</script><img src=x onerror=hurt()>&\"'"
 
 
@@ -203,7 +203,7 @@ def test_a_tuned_loss_is_shown_class_by_class():
 
 
 def test_the_page_is_whole_and_every_picture_has_words(folder):
-    page = Page(page_of(find_runs([folder, *(RESULTS / "few-shot").glob("rabo-5w*")]), "/* */"))
+    page = Page(page_of(find_runs([folder, *(EARLIER / "few-shot").glob("rabo-5w*")]), "/* */"))
     labels = [a["aria-label"] for _, a in page.tags if a.get("class") == "chart"]
     assert len(labels) == page.scripts.count("Plotly.newPlot") == 3 + 2 + 5
     assert all(len(label) > 20 for label in labels)
@@ -359,10 +359,10 @@ def test_runs_have_short_names_that_differ(tmp_path, folders, names):
 
 
 def test_runs_of_before_have_lines_too():
-    runs = find_runs([RESULTS / "few-shot", RESULTS / "loss-tuning" / "rabo"])
+    runs = find_runs([EARLIER / "few-shot", EARLIER / "loss-tuning" / "rabo"])
     charts = {chart.title: chart for chart in headline_charts(runs)}
     assert len(charts) == 6
-    lines = rounds_of(RESULTS / "loss-tuning" / "rabo")
+    lines = rounds_of(EARLIER / "loss-tuning" / "rabo")
     [line] = charts["balanced accuracy against multiply-adds"].data
     assert line["x"][-1] == sum(done["cost"]["multiply_adds"] for done in lines)
     assert len(loss_charts(runs[-1])) == 4
